@@ -1,0 +1,1 @@
+"""Controller: moves a host from one locked state to the next."""

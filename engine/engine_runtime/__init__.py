@@ -1,0 +1,1 @@
+"""What the containers run around SGLang."""

@@ -1,0 +1,1 @@
+"""Triton kernels for DeepSeek-V4-Flash decode on sm_120."""

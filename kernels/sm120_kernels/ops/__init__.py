@@ -1,0 +1,1 @@
+"""Launch functions: one module an op."""

@@ -1,0 +1,1 @@
+"""Definitions: the same functions in float64 torch, one module an op."""

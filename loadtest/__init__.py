@@ -1,0 +1,1 @@
+"""Load tests against the streaming endpoint."""
