@@ -216,9 +216,7 @@ def _no_speculation(spec: Spec) -> None:
         raise _refusal(f"speculation {spec.engine.speculation!r} with profile pd", reason, fix, "engine", "speculation")
     for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
         if re.search(r"--speculative", role.extra_arguments):
-            raise _refusal(
-                "a --speculative… argument with profile pd", reason, "remove it", name, "extra_arguments"
-            )
+            raise _refusal("a --speculative… argument with profile pd", reason, "remove it", name, "extra_arguments")
 
 
 def _refusal(what: str, why: str, fix: str, *key: str) -> PydanticCustomError:
