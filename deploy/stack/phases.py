@@ -7,12 +7,12 @@ from collections.abc import Iterable
 PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("starting Python", re.compile(r"")),
     ("reading arguments", re.compile(r"server_args=|ServerArgs\(")),
-    ("joining ranks", re.compile(r"Init torch distributed begin")),
+    ("joining ranks", re.compile(r"Init (parallel|torch distributed) begin")),
     ("loading weights", re.compile(r"Load weight begin")),
     ("allocating KV cache", re.compile(r"Load weight end")),
     ("capturing graphs", re.compile(r"Capture .*(graph|begin)", re.IGNORECASE)),
-    ("starting HTTP server", re.compile(r"Uvicorn running|Application startup complete|max_total_num_tokens=")),
-    ("warming up", re.compile(r"Start of pd disaggregation warmup|GET /(get_)?model_info")),
+    ("starting HTTP server", re.compile(r"Memory pool end|max_total_num_tokens=|Uvicorn running")),
+    ("warming up", re.compile(r"Start of pd disaggregation warmup")),
     ("ready", re.compile(r"The server is fired up and ready to roll")),
 )
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
