@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 PAD, BEGIN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL = {PAD: 0, BEGIN: 1, END: 2}
 # Every word is one token when a space comes before it, so that text has a realistic number of tokens.
-WORDS = (
+WORD_LIST = (
     "the a of and to in is are was it that this for with on as by from at be or not one two all each more most only "
     "after before between when where which while then than into over under about through during because cache key "
     "value prefill decode router request answer prompt token batch worker memory page block layer head model weight "
@@ -28,7 +28,8 @@ WORDS = (
     "send receive compute count number word sentence question name list table line point part side place world day "
     "year water light house city river road mountain tree stone wind rain summer winter morning evening night hand "
     "eye voice story reason idea change move turn find keep give take make work"
-).split()
+)
+WORDS = WORD_LIST.split()
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -183,4 +184,3 @@ def _weights(seed: int) -> dict[str, NDArray[np.float32]]:
     head[writable] = matrix(len(writable), HIDDEN)
     weights["lm_head.weight"] = head
     return weights
-
