@@ -17,7 +17,26 @@ COUNTER_PATIENCE_S = 10.0
 # Longer than the model's 128-token attention window, so that every kind of KV state has to cross.
 PROMPT_WORDS = 300
 ANSWER_TOKENS = 48
-_WORDS = "time list word key cache page block table first last long short small large open close read write".split()
+_WORDS = [
+    "time",
+    "list",
+    "word",
+    "key",
+    "cache",
+    "page",
+    "block",
+    "table",
+    "first",
+    "last",
+    "long",
+    "short",
+    "small",
+    "large",
+    "open",
+    "close",
+    "read",
+    "write",
+]
 
 
 class NotAccepted(DeployError):

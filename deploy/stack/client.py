@@ -41,7 +41,7 @@ class Endpoint:
         """Does the router say that it can take requests?"""
         try:
             with _client(self) as client:
-                return client.get("/readiness", timeout=CONNECT_S).status_code == httpx.codes.OK
+                return client.get("/readiness", timeout=CONNECT_S).is_success
         except httpx.HTTPError:
             return False
 
@@ -105,7 +105,9 @@ def stream(
                     if seen.text:
                         yield seen.text
     except httpx.ConnectError as error:
-        raise RequestFailed(f"nothing answers on {target.url}", str(error), "deploy status, or start it: deploy up") from error
+        raise RequestFailed(
+            f"nothing answers on {target.url}", str(error), "deploy status, or start it: deploy up"
+        ) from error
     except httpx.TimeoutException as error:
         raise RequestFailed(
             f"{target.url} was silent for {SILENCE_S:.0f} s", "an engine may be stuck or dead", "deploy status"

@@ -20,6 +20,12 @@ from deploy.stack.origins import variable_names
 ENGINES = ("prefill", "decode")
 ROUTER = "router"
 ROLES = (*ENGINES, ROUTER)
+# Inside the containers, for engines and router alike.
+ENGINE_PORT = 30000
+_FETCH = (
+    "import urllib.request as r; "
+    f"print(r.urlopen('http://127.0.0.1:{ENGINE_PORT}/metrics', timeout=10).read().decode())"
+)
 _PROJECT = "com.docker.compose.project"
 _SERVICE = "com.docker.compose.service"
 _FOLDER = "com.docker.compose.project.working_dir"
@@ -33,6 +39,7 @@ class RoleState:
         status: Docker's word: created, running, restarting, exited, …
         health: starting, healthy, unhealthy, or empty if the service has no health check.
         pid: process id of the container's first process on the host, 0 if it does not run.
+        ports: ports of the host that it publishes.
         folder: the repository that started it.
     """
 
@@ -47,6 +54,7 @@ class RoleState:
     restarts: int
     started_at: datetime | None
     pid: int
+    ports: frozenset[int]
     folder: str
 
     @property
@@ -127,6 +135,18 @@ class Stack:
             return str(DockerClient().container.logs(container, tail=tail, since=since))
         except DockerException:
             return ""
+
+    def metrics(self, role: str) -> str:
+        """An engine's metrics page, asked for inside its container: no engine port is published.
+
+        Raises:
+            DeployError: the container or its server does not answer.
+        """
+        container = next((state.container for state in self.roles() if state.role == role), role)
+        try:
+            return str(DockerClient().container.execute(container, ["python", "-c", _FETCH]))
+        except DockerException as error:
+            raise DeployError(f"{role} does not show its metrics", words(error), f"deploy logs {role}") from error
 
     def volumes(self) -> set[str]:
         """Names of the project's volumes."""
@@ -211,6 +231,11 @@ def _state(container: Container) -> RoleState | None:
             restarts=container.restart_count or 0,
             started_at=state.started_at,
             pid=state.pid or 0,
+            ports=frozenset(
+                int(binding.host_port or 0)
+                for bindings in (container.host_config.port_bindings or {}).values()
+                for binding in bindings or []
+            ),
             folder=labels.get(_FOLDER, ""),
         )
     except DockerException:

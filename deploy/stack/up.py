@@ -20,7 +20,7 @@ from deploy.spec.model import Spec, cdi_device
 from deploy.stack import phases
 from deploy.stack.accept import Acceptance, accept
 from deploy.stack.client import endpoint
-from deploy.stack.compose import ENGINES, ROLES, ROUTER, RoleState, Stack
+from deploy.stack.compose import ENGINES, ROUTER, RoleState, Stack
 from deploy.stack.environment import Facts, Variable, render, variables
 from deploy.stack.events import Event, Report, Running, step
 from deploy.stack.state import State, copy_api_key, write
@@ -87,7 +87,8 @@ def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
             running.outcome = check_host(stack, spec_file.spec)
         with step("image", report) as running:
             image = ensure_image(root, progress=_build_progress(running))
-            running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB" + ("" if image.built else ", already here")
+            origin = "built" if image.built else "already here"
+            running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {origin}"
         with step("model", report) as running:
             running.outcome = _prepare_model(spec_file, state)
         if spec_file.spec.router.api_key_file:
@@ -251,5 +252,3 @@ def _no_interruption() -> Generator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
