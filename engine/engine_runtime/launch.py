@@ -1,12 +1,14 @@
 """Role entry point of the containers: `python -m engine_runtime.launch ROLE ARGUMENT...`.
 
 ROLE is `prefill`, `decode`, `engine` (one server that does both) or `router`; the arguments are SGLang's or its
-router's own. Further arguments come from the variable EXTRA_ARGUMENTS. The router's API key is read from the file
-API_KEY_FILE, so that it appears in no argument list, environment or log.
+router's own. Further arguments come from the variable EXTRA_ARGUMENTS. The router reads its keys from the secret files, so that
+they appear in no argument list, environment or log. The engines have none: only the router can reach them, and
+SGLang's `/server_info` would print it.
 """
 
-import importlib
+import argparse
 import os
+import secrets
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,8 @@ from engine_runtime import cpu
 ENGINE_ROLES = ("prefill", "decode", "engine")
 ROLES = (*ENGINE_ROLES, "router")
 API_KEY_FILE = Path("/run/secrets/api_key")
+ADMIN_KEY_FILE = Path("/run/secrets/admin_key")
+SECRET_ARGUMENTS = ("--api-key", "--admin-api-key", "--control-plane-api-keys")
 
 
 class UsageError(Exception):
@@ -42,14 +46,14 @@ def arguments(command: Sequence[str], environment: Mapping[str, str]) -> tuple[s
     except ValueError as error:
         raise UsageError(f"EXTRA_ARGUMENTS cannot be split into arguments: {error}") from error
     for argument in rest:
-        if argument.split("=")[0] in ("--api-key", "--admin-api-key"):
+        if argument.split("=")[0] in SECRET_ARGUMENTS:
             raise UsageError("keys on the command line show in `docker inspect`; put the key into the secret file")
     if role in ("prefill", "decode"):
         rest.append(f"--disaggregation-mode={role}")
     return role, rest
 
 
-def read_api_key(path: Path) -> str | None:
+def read_key(path: Path) -> str | None:
     """The key in the file, or None when the file is absent or empty.
 
     Raises:
@@ -60,10 +64,10 @@ def read_api_key(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the API key file cannot be read by user {os.getuid()}: {error}") from error
+        raise UsageError(f"user {os.getuid()} cannot read the key file: {error}") from error
     words = text.split()
     if len(words) > 1:
-        raise UsageError("the API key file must hold one word")
+        raise UsageError(f"{path} must hold one word, the key")
     return words[0] if words else None
 
 
@@ -91,8 +95,6 @@ def check_exposure(published_address: str, api_key: str | None) -> None:
 
 def run_engine(rest: list[str]) -> None:
     """Run SGLang's server in this process until it ends."""
-    if cpu.wanted():
-        use_cpu_standins()
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
@@ -100,27 +102,33 @@ def run_engine(rest: list[str]) -> None:
 
     load_plugins()
     if cpu.wanted() and not cpu.applied():
-        raise UsageError("SGLang did not load the CPU plug-in; is the package engine-runtime installed with its metadata?")
+        raise UsageError("SGLang did not load the CPU plug-in: is engine-runtime installed, is SGLANG_PLUGINS set?")
     try:
         run_server(prepare_server_args(rest))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 
 
-def use_cpu_standins() -> None:
-    """Put the stand-ins for CUDA-only packages first on the path of this process and of those it starts."""
-    folder = str(Path(importlib.import_module("cpu_standins").__file__ or "").parent)
-    sys.path.insert(0, folder)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+def run_router(rest: list[str], api_key: str | None, admin_key: str | None) -> None:
+    """Run the router in this process until it ends.
 
+    Args:
+        rest: The router's arguments.
+        api_key: Key that clients must send; None leaves the API open.
+        admin_key: Key for adding workers, flushing caches and loading modules; None locks these for everyone.
+    """
+    # Not sglang_router.launch_router: it imports torch, which costs seconds and half a gigabyte.
+    from sglang_router.router import Router
+    from sglang_router.router_args import RouterArgs
 
-def run_router(rest: list[str], api_key: str | None) -> None:
-    """Run the router in this process until it ends."""
-    from sglang_router.launch_router import launch_router, parse_router_args
-
-    router_arguments = parse_router_args(rest)
+    parser = argparse.ArgumentParser(prog="router", allow_abbrev=False)
+    RouterArgs.add_cli_args(parser)
+    router_arguments = RouterArgs.from_cli_args(parser.parse_args(rest))
     router_arguments.api_key = api_key
-    launch_router(router_arguments)
+    router_arguments.control_plane_api_keys = [
+        ("admin", "admin", admin_key or secrets.token_urlsafe(32), "admin"),
+    ]
+    Router.from_args(router_arguments).start()
 
 
 def main() -> None:
@@ -128,9 +136,9 @@ def main() -> None:
     try:
         role, rest = arguments(sys.argv[1:], os.environ)
         if role == "router":
-            api_key = read_api_key(API_KEY_FILE)
+            api_key = read_key(API_KEY_FILE)
             check_exposure(os.environ.get("PUBLISHED_ADDRESS", "127.0.0.1"), api_key)
-            run_router(rest, api_key)
+            run_router(rest, api_key, read_key(ADMIN_KEY_FILE))
         else:
             run_engine(rest)
     except UsageError as error:
