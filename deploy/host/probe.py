@@ -4,12 +4,14 @@ import os
 import resource
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from deploy.host.docker_facts import DockerFacts, parse_cdi, parse_info
 from deploy.host.errors import HostError
+from deploy.host.gpus import QUERY, GpuPlace, parse_query
 
 GIB = 1024**3
 CAP_SYS_RESOURCE = 24
@@ -35,6 +37,22 @@ def cdi_devices(folders: tuple[Path, ...]) -> set[str]:
             if file.suffix in (".yaml", ".yml", ".json") and os.access(file, os.R_OK):
                 devices |= parse_cdi(file.read_text(errors="replace"))
     return devices
+
+
+def gpu_places(timeout_s: float = 20) -> list[GpuPlace]:
+    """The GPUs that the driver shows and their NUMA nodes; empty without a driver."""
+    try:
+        result = subprocess.run(QUERY, capture_output=True, text=True, timeout=timeout_s)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [replace(place, numa_node=_numa_node(place.pci_address)) for place in parse_query(result.stdout)]
+
+
+def _numa_node(pci_address: str) -> int:
+    try:
+        return int(Path(f"/sys/bus/pci/devices/{pci_address}/numa_node").read_text())
+    except (OSError, ValueError):
+        return -1
 
 
 def port_holder(address: str, port: int) -> str | None:

@@ -62,6 +62,7 @@ def variables(spec_file: SpecFile, facts: Facts) -> list[Variable]:
         add("SERVED_MODEL_NAME", spec.model.name, "model", "name")
         add("TENSOR_PARALLEL_SIZE", len(spec.prefill.gpus), "prefill", "gpus")
         add("CONTEXT_LENGTH", spec.engine.context_length, "engine", "context_length")
+        add("MEMORY_FRACTION", spec.engine.memory_fraction, "engine", "memory_fraction")
         for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
             _role(add, name, role)
         add("CHUNKED_PREFILL_SIZE", spec.prefill.chunked_prefill_size, "prefill", "chunked_prefill_size")
@@ -83,10 +84,8 @@ def _role(add: Callable[..., None], name: str, role: Role) -> None:
     prefix = name.upper()
     for slot, gpu in enumerate(role.gpus):
         add(f"{prefix}_GPU_{slot}", cdi_device(gpu), name, "gpus")
-    add(f"{prefix}_EXPECTED_GPUS", len(role.gpus), name, "gpus")
-    add(f"{prefix}_NUMA_NODES", " ".join(map(str, role.numa_nodes)), name, "numa_nodes")
+    add(f"{prefix}_NUMA_NODE", role.numa_node, name, "numa_node")
     add(f"{prefix}_CPUS", role.cpus, name, "cpus")
-    add(f"{prefix}_MEMORY_FRACTION", role.memory_fraction, name, "memory_fraction")
     add(f"{prefix}_EXTRA_ARGUMENTS", role.extra_arguments, name, "extra_arguments")
 
 

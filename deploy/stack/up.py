@@ -12,6 +12,7 @@ from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker, require_gpus
 from deploy.host.errors import HostError
+from deploy.host.gpus import require_node
 from deploy.image.build import BuildEvent, ImageReference, ensure_image
 from deploy.model.folder import require_model
 from deploy.model.tiny import generate
@@ -136,8 +137,11 @@ def check_host(stack: Stack, spec: Spec) -> str:
     facts = probe.docker_facts()
     require_docker(facts, cdi=spec.profile == "pd")
     if spec.profile == "pd":
-        wanted = [cdi_device(gpu) for gpu in (*spec.prefill.gpus, *spec.decode.gpus)]
-        require_gpus(wanted, probe.cdi_devices(facts.cdi_folders), facts.cdi_folders)
+        present, places = probe.cdi_devices(facts.cdi_folders), probe.gpu_places()
+        for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
+            devices = [cdi_device(gpu) for gpu in role.gpus]
+            require_gpus(devices, present, facts.cdi_folders)
+            require_node(name, devices, role.numa_node, places)
     roles = stack.roles()
     elsewhere = next((state for state in roles if state.folder and Path(state.folder) != stack.root), None)
     if elsewhere:
