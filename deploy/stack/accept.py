@@ -53,6 +53,7 @@ class Acceptance:
         first_token_s: seconds from the request to the first piece of the answer.
         total_s: seconds to the end of the answer.
         pieces: in how many pieces the answer arrived.
+        needs_key: clients must send an API key.
     """
 
     url: str
@@ -64,6 +65,7 @@ class Acceptance:
     first_token_s: float
     total_s: float
     pieces: int
+    needs_key: bool
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -109,6 +111,7 @@ def accept(stack: Stack, target: Endpoint, running: Running) -> Acceptance:
         first_token_s=round(first, 3),
         total_s=round(total, 3),
         pieces=pieces,
+        needs_key=target.api_key_file is not None,
     )
 
 

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -24,6 +24,7 @@ from deploy.stack.client import endpoint
 from deploy.stack.compose import ENGINES, ROUTER, RoleState, Stack
 from deploy.stack.environment import Facts, Variable, render, variables
 from deploy.stack.events import Event, Report, Running, step
+from deploy.stack.preview import require_known_variables
 from deploy.stack.state import State, copy_api_key, write
 
 MEBIBYTE = 1024**2
@@ -53,12 +54,18 @@ class Result:
 
 
 def plan(root: Path, spec_file: SpecFile, state: State, image: str) -> tuple[Stack, list[Variable]]:
-    """The stack a spec describes and the variables it gives to the compose files. Nothing is written or started."""
+    """The stack a spec describes and the variables it gives to the compose files. Nothing is written or started.
+
+    Raises:
+        SpecError: `[variables]` names one that the compose files do not know.
+    """
     spec = spec_file.spec
     stack = Stack(root, state.environment, spec.profile, spec.transport)
     key = state.api_key if spec.router.api_key_file else None
     facts = Facts(image, model_folder(spec_file, state), key, probe.lowered_limits())
-    return stack, variables(spec_file, facts)
+    lines = variables(spec_file, facts)
+    require_known_variables(spec_file, stack.files, lines)
+    return stack, lines
 
 
 def model_folder(spec_file: SpecFile, state: State) -> Path:
@@ -87,7 +94,7 @@ def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
             stack, _ = plan(root, spec_file, state, "")
             running.outcome = check_host(stack, spec_file.spec)
         with step("image", report) as running:
-            image = ensure_image(root, progress=_build_progress(running))
+            image = ensure_image(root, progress=build_progress(running))
             origin = "built" if image.built else "already here"
             running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {origin}"
         with step("model", report) as running:
@@ -218,7 +225,9 @@ def _prepare_model(spec_file: SpecFile, state: State) -> str:
     return str(folder)
 
 
-def _build_progress(running: Running):
+def build_progress(running: Running) -> Callable[[BuildEvent], None]:
+    """Show the image's build as the progress of a step."""
+
     def progress(event: BuildEvent) -> None:
         if event.state != "log":
             running.progress(f"{event.phase}: {event.step}", event.done, event.total)
