@@ -9,11 +9,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-<<<<<<< HEAD
-=======
 from loadtest.plain import mapping, sequence
 
->>>>>>> loadtest
 Endpoint = Literal["chat", "generate"]
 
 
@@ -100,14 +97,6 @@ def _read_chat(body: dict[str, Any]) -> Observation:
     if body.get("object") == "error":
         seen.error = _error_text(body.get("message"))
         return seen
-<<<<<<< HEAD
-    for choice in body.get("choices") or ():
-        delta = choice.get("delta") or {}
-        content = delta.get("content")
-        if content:
-            seen.token = seen.content = True
-            seen.text += content
-=======
     for entry in sequence(body.get("choices")):
         choice = mapping(entry)
         delta = mapping(choice.get("delta"))
@@ -115,22 +104,15 @@ def _read_chat(body: dict[str, Any]) -> Observation:
         if content:
             seen.token = seen.content = True
             seen.text += str(content)
->>>>>>> loadtest
         elif delta.get("reasoning_content") or delta.get("reasoning"):
             seen.token = True
         if delta.get("tool_calls"):
             seen.token = seen.content = True
         if choice.get("finish_reason"):
             seen.finish = str(choice["finish_reason"])
-<<<<<<< HEAD
-    usage = body.get("usage")
-    if usage:
-        details = usage.get("prompt_tokens_details") or {}
-=======
     usage = mapping(body.get("usage"))
     if usage:
         details = mapping(usage.get("prompt_tokens_details"))
->>>>>>> loadtest
         seen.usage = Usage(
             prompt=int(usage["prompt_tokens"]),
             completion=int(usage.get("completion_tokens") or 0),
@@ -144,11 +126,7 @@ def _read_chat(body: dict[str, Any]) -> Observation:
 
 def _read_generate(body: dict[str, Any]) -> Observation:
     seen = Observation(text=str(body.get("text") or ""))
-<<<<<<< HEAD
-    meta = body.get("meta_info") or {}
-=======
     meta = mapping(body.get("meta_info"))
->>>>>>> loadtest
     if "completion_tokens" in meta:
         seen.tokens = int(meta["completion_tokens"])
         seen.usage = Usage(
@@ -157,28 +135,15 @@ def _read_generate(body: dict[str, Any]) -> Observation:
     seen.token = seen.content = bool(seen.tokens) or bool(seen.text)
     finish = meta.get("finish_reason")
     if finish:
-<<<<<<< HEAD
-        kind = str(finish.get("type")) if isinstance(finish, dict) else str(finish)
-        if kind == "abort":
-            seen.error = f"aborted by the server: {cast('dict[str, Any]', finish).get('message', '')}"
-        seen.finish = kind
-=======
         reason = mapping(finish)
         seen.finish = str(reason.get("type", finish))
         if seen.finish == "abort":
             seen.error = f"aborted by the server: {reason.get('message', '')}"
->>>>>>> loadtest
     return seen
 
 
 def _error_text(error: object) -> str:
-<<<<<<< HEAD
-    if isinstance(error, dict):
-        return str(cast("dict[str, Any]", error).get("message") or error)
-    return str(error)
-=======
     return str(mapping(error).get("message") or error)
->>>>>>> loadtest
 
 
 @dataclass
