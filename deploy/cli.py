@@ -33,6 +33,7 @@ from deploy.stack.accept import NotAccepted
 from deploy.stack.client import RequestFailed, stream
 from deploy.stack.compose import running_stack, words
 from deploy.stack.events import step
+from deploy.stack.phases import plain
 from deploy.stack.preview import preview
 from deploy.stack.state import LockHeld, State
 from deploy.stack.status import Status, running_endpoint, status, uptime
@@ -197,7 +198,9 @@ def logs_verb(
     names = [role.value for role in roles or []]
     lines: Any = stack.docker.compose.logs(names, tail=tail, since=since, follow=follow, stream=True)
     for _, line in lines:
-        sys.stdout.write(line.decode(errors="replace"))
+        text = line.decode(errors="replace")
+        # Compose starts each line by clearing the one below the cursor; the router colours its log even in a pipe.
+        sys.stdout.write(text.removeprefix("\x1b[2K") if out.is_terminal else plain(text))
         sys.stdout.flush()
 
 

@@ -22,10 +22,7 @@ ROUTER = "router"
 ROLES = (*ENGINES, ROUTER)
 # Inside the containers, for engines and router alike.
 ENGINE_PORT = 30000
-_FETCH = (
-    "import urllib.request as r; "
-    f"print(r.urlopen('http://127.0.0.1:{ENGINE_PORT}/metrics', timeout=10).read().decode())"
-)
+_FETCH = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=10).read().decode())"
 _PROJECT = "com.docker.compose.project"
 _SERVICE = "com.docker.compose.service"
 _FOLDER = "com.docker.compose.project.working_dir"
@@ -139,7 +136,7 @@ class Stack:
         except DockerException:
             return ""
 
-    def metrics(self, role: str) -> str:
+    def metrics(self, role: str, port: int = ENGINE_PORT) -> str:
         """An engine's metrics page, asked for inside its container: no engine port is published.
 
         Raises:
@@ -147,7 +144,11 @@ class Stack:
         """
         container = next((state.container for state in self.roles() if state.role == role), role)
         try:
-            return str(DockerClient().container.execute(container, ["python", "-c", _FETCH]))
+            return str(
+                DockerClient().container.execute(
+                    container, ["python", "-c", _FETCH, f"http://127.0.0.1:{port}/metrics"]
+                )
+            )
         except DockerException as error:
             raise DeployError(f"{role} does not show its metrics", words(error), f"deploy logs {role}") from error
 

@@ -15,7 +15,6 @@ from deploy.host.errors import HostError
 from deploy.host.gpus import require_node
 from deploy.image.build import BuildEvent, ImageReference, ensure_image
 from deploy.model.folder import require_model
-from deploy.model.tiny import generate
 from deploy.spec.load import SpecFile
 from deploy.spec.model import Spec, cdi_device
 from deploy.stack import phases
@@ -219,6 +218,9 @@ def _role_failed(stack: Stack, container: RoleState, failure: str, phase: str, s
 def _prepare_model(spec_file: SpecFile, state: State) -> str:
     folder = model_folder(spec_file, state)
     if spec_file.spec.profile == "cpu":
+        # Here and not above: it loads numpy, which the other verbs need not wait for.
+        from deploy.model.tiny import generate
+
         probe.require_space(folder, TINY_MODEL_BYTES, "the generated model")
         generate(folder)
     require_model(folder)
