@@ -89,7 +89,7 @@ def ensure_image(
     environment = os.environ.get("SSL_CERT_FILE")
     certificates = certificates or (Path(environment) if environment else None)
     suite = read_rootfs_lock(repository).suite
-    with _one_build_at_a_time(cache) as directory:
+    with one_build_at_a_time(cache) as directory:
         if not rebuild and (found := find_image(inputs.tag, docker)):
             return found
         check_docker(docker)
@@ -121,7 +121,7 @@ def ensure_image(
 
 
 @contextmanager
-def _one_build_at_a_time(cache: Path) -> Generator[Path]:
+def one_build_at_a_time(cache: Path) -> Generator[Path]:
     """An empty folder for one build's files, on the cache's file system so that packages are linked, not copied.
 
     A second build waits here and then finds the first one's image. Whatever a killed build left is removed.
@@ -214,8 +214,6 @@ def write_context(context: Path, inputs: ImageInputs, files: dict[LockedPackage,
         path = context / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    # A mount needs its folder even when no file is in it.
-    (context / "packages/engine/cpu_standins").mkdir(exist_ok=True)
     for path in context.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
     shutil.copyfile(uv, context / "tools/uv")
