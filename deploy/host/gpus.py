@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from deploy.host.errors import HostError
 from deploy.spec.model import CDI_KIND
 
+# The first driver for CUDA 13, which the image carries (CUDA Toolkit release notes, table of driver versions).
+MINIMUM_DRIVER = (580,)
 QUERY = ["nvidia-smi", "--query-gpu=index,uuid,pci.bus_id", "--format=csv,noheader"]
 
 

@@ -83,18 +83,23 @@ def hash_files(paths: Iterable[Path], progress: Progress = _quiet, workers: int 
             raise
 
 
-def lock_folder(folder: Path, repo: str = "", revision: str = "", progress: Progress = _quiet) -> ModelLock:
-    """Lock the files of a local model folder, hidden ones (a downloader's own) left out.
-
-    Raises:
-        DeployError: there is no such folder, or nothing in it.
-    """
+def folder_files(folder: Path) -> dict[str, Path]:
+    """The files of a model folder by their path in it, hidden ones (a downloader's own) left out."""
     inside = folder.rglob("*") if folder.is_dir() else ()
-    files = {
+    return {
         str(path.relative_to(folder)): path
         for path in inside
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     }
+
+
+def lock_folder(folder: Path, repo: str = "", revision: str = "", progress: Progress = _quiet) -> ModelLock:
+    """Lock the files of a local model folder (`folder_files`).
+
+    Raises:
+        DeployError: there is no such folder, or nothing in it.
+    """
+    files = folder_files(folder)
     if not files:
         raise DeployError(
             f"the model folder {folder} has no files",
