@@ -48,6 +48,17 @@ def gpu_places(timeout_s: float = 20) -> list[GpuPlace]:
     return [replace(place, numa_node=_numa_node(place.pci_address)) for place in parse_query(result.stdout)]
 
 
+def driver_version(timeout_s: float = 20) -> str | None:
+    """Version of the NVIDIA driver that is loaded, None without one."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = result.stdout.split()
+    return lines[0] if result.returncode == 0 and lines else None
+
+
 def _numa_node(pci_address: str) -> int:
     try:
         return int(Path(f"/sys/bus/pci/devices/{pci_address}/numa_node").read_text())

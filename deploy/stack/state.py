@@ -34,6 +34,11 @@ class State:
         return self.folder / "model" / "tiny"
 
     @property
+    def seen_models(self) -> Path:
+        """When files of models were last hashed in full, and had changed before."""
+        return self.folder / "models.json"
+
+    @property
     def api_key(self) -> Path:
         """Copy of the API key that the container's user can read: its own folder keeps other users out."""
         return self.folder / "secrets" / "api_key"
