@@ -59,6 +59,9 @@ COMPOSE_FILES = ("compose.cpu.yaml", "compose.p2p.yaml", "compose.yaml")
 # Which package brings the interpreter and which the C library; their versions decide which wheels fit.
 INTERPRETER, C_LIBRARY = re.compile(r"python3\.\d+-minimal"), re.compile("libc6")
 
+# The parts that do not simply follow from the repository's files.
+RESOLVED: tuple[Part, ...] = ("rootfs", "engine", "model", "image")
+
 Progress = Callable[[str, int, int], None]
 
 
