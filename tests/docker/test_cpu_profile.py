@@ -71,8 +71,10 @@ def wait_until_healthy(container: str, url: str) -> None:
                 return
         except httpx.TransportError:
             pass
-        if time.monotonic() > deadline:
-            pytest.fail(subprocess.run(["docker", "logs", "--tail=20", container], capture_output=True).stderr.decode())
+        ended = docker("inspect", "--format", "{{.State.Running}}", container).strip() != "true"
+        if ended or time.monotonic() > deadline:
+            done = subprocess.run(["docker", "logs", "--tail=30", container], capture_output=True, text=True)
+            pytest.fail(f"{container} does not serve: {done.stdout}{done.stderr}")
         time.sleep(1)
 
 
