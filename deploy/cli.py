@@ -38,6 +38,7 @@ from deploy.stack.preview import preview
 from deploy.stack.state import LockHeld, State
 from deploy.stack.status import Status, running_endpoint, status, uptime
 from deploy.stack.up import Result, RoleFailed, build_progress, down, plan, up
+from loadtest.cli import bench
 
 ROOT = Path(__file__).resolve().parents[1]
 FAILED, BAD_SPEC, BAD_HOST, NOT_SERVING, LOCKED, INTERRUPTED = 1, 2, 3, 4, 5, 130
@@ -76,6 +77,7 @@ docker_app = typer.Typer(
     help="Start a Docker engine where there is none, and stop it again.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(docker_app, name="docker")
+app.add_typer(bench, name="bench")
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -158,6 +160,7 @@ def down_verb(
 def status_verb(
     state: StateOption = STATE,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every second until Ctrl-C.")] = False,
+    url: Annotated[bool, typer.Option("--url", help="Print only the URL.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the containers, their health and the URL. Exit code 4 unless all of it serves."""
@@ -169,7 +172,10 @@ def status_verb(
     if watch:
         _watch(look, as_json)
     seen = look()
-    if as_json:
+    if url:
+        if seen.url:
+            out.print(seen.url)
+    elif as_json:
         _print_json(seen.as_dict())
     else:
         out.print(_status_view(seen))
