@@ -152,10 +152,12 @@ def target_text(result: Result) -> str:
 
 def figures(result: Result, folder: Path) -> list[tuple[str, str]]:
     """(caption, SVG) of each plot that the valid levels allow."""
-    from loadtest import plots  # matplotlib takes a second to load, which no other verb should wait for
-
     made: list[tuple[str, str]] = []
     valid = [level for level in result.levels if level.verdict == "valid"]
+    if not valid:
+        return made
+    from loadtest import plots  # matplotlib takes a second to load, which no other verb should wait for
+
     points: list[tuple[int, float, float | None]] = []
     for repetitions in levels_by_load(result).values():
         values = [level.metrics.output_throughput for level in repetitions if level.metrics is not None]

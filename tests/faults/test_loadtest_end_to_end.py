@@ -98,7 +98,7 @@ def test_a_run_that_is_disturbed_is_rejected_and_shows_no_numbers(server: str, t
         time.sleep(1)
         if time.time() > deadline - 33:
             urllib.request.urlopen(server + "/stray").read()
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 3, output
     assert "foreign" in (tmp_path.glob("runs/*/result.json").__next__()).read_text()
     result = json.loads(next(tmp_path.glob("runs/*/result.json")).read_text())
@@ -121,7 +121,7 @@ def test_ctrl_c_keeps_what_was_measured_and_marks_it_partial(server: str, tmp_pa
     generators = children(process.pid)
     assert generators
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "interrupted" in output and "Traceback" not in output
     result = json.loads(next(tmp_path.glob("runs/*/result.json")).read_text())
@@ -141,7 +141,7 @@ def test_a_full_disk_ends_the_run_with_the_reason(server: str, tmp_path: Path) -
         time.sleep(0.2)
     for generator in children(process.pid):
         resource.prlimit(generator.pid, resource.RLIMIT_FSIZE, (4096, 4096))
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 3, output
     words = " ".join(output.split())
     assert "partial" in words and "cannot write samples: File too large" in words and "Traceback" not in output
@@ -220,7 +220,7 @@ def test_the_key_is_in_no_file_argument_or_environment_of_the_generator(tmp_path
         for generator in children(process.pid):
             assert secret not in " ".join(generator.cmdline()) and secret not in str(generator.environ())
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=60)
     assert secret.encode() not in output
     for root, _, files in os.walk(tmp_path / "runs"):
         for name in files:
