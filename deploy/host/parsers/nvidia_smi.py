@@ -47,7 +47,7 @@ _THROTTLE = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
-_LOST_MESSAGE = re.compile(r"device handle for GPU\s*([0-9A-Fa-f:.]*)\s*:\s*(.*)")
+_LOST_MESSAGE = re.compile(r"device handle for GPU(.{0,60}): ([^:]{0,200})$")
 _LOST_CELL = re.compile(r"\[?(GPU is lost|GPU requires reset|Unknown Error)\]?", re.IGNORECASE)
 _BAD_FIELD = re.compile(r'Field "([\w.]+)" is not a valid field')
 _DEVICE = re.compile(r"[A-Za-z][\w.-]*\d[\w.-]*")

@@ -2,7 +2,7 @@
 
 import re
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]|\x1b\([A-Z0-9]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]|\x1b\([A-Z0-9]|[\x00-\x08\x0b-\x1f\x7f]")
 _NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.\d{1,18})?")
 _PCI = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 LINE_LIMIT = 4096
