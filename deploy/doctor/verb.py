@@ -9,7 +9,7 @@ from rich.console import Console
 from deploy.doctor.finding import Needs, Severity
 from deploy.doctor.render import to_json, to_script, to_text
 from deploy.doctor.run import all_checks, run_checks
-from deploy.host.probe import LIMIT_SECONDS, LocalMachine, probe
+from deploy.host.probe_host import LIMIT_SECONDS, LocalMachine, probe
 from deploy.host.report import HostReport, UnreadableReport, load, save
 
 EXAMPLES = """

@@ -1,6 +1,6 @@
 """The two things a probe may do on a host: run a command with a time limit, and look at files.
 
-`Machine` is what the probe needs; `LocalMachine` (in probe.py, which may start processes) is the real one.
+`Machine` is what the probe needs; `LocalMachine` (in probe_host.py, which may start processes) is the real one.
 """
 
 from typing import Literal, NamedTuple, Protocol

@@ -9,7 +9,7 @@ import pytest
 from lookalike import LAYOUTS, RecordedHost, host
 
 from deploy.host.machine import Ran
-from deploy.host.probe import LocalMachine, docker, free_bytes, listeners, probe
+from deploy.host.probe_host import LocalMachine, docker, free_bytes, listeners, probe
 from deploy.host.report import UnreadableReport, load, save
 
 
