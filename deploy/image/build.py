@@ -1,34 +1,27 @@
 """Builds the engine image, or finds it already there."""
 
-from collections.abc import Callable
+import os
+import shutil
+import subprocess
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from python_on_whales import DockerClient
+from python_on_whales.exceptions import DockerException, NoSuchImage
 
+from deploy.errors import DeployError
+from deploy.image.inputs import IMAGE_NAME, SOURCE_DATE_EPOCH, ImageInputs, read_inputs
+from deploy.image.packages import default_cache, fetch, write_bootstrap
+from deploy.image.progress import BuildEvent, BuildProgress, read_objects
+from deploy.lock.debian import LockedPackage, find_mirrors, read_rootfs_lock
 
-@dataclass(frozen=True)
-class BuildEvent:
-    """One step's progress.
-
-    Attributes:
-        phase: what the build is busy with; phases come in this order and some may be missing.
-        step: the step in words, stable across its events (a row of a progress display).
-        state: `started`, `progress`, `log`, `cached` (finished at once, from cache) or `finished`.
-        message: a log line, or what was done; may be empty.
-        done: units finished so far (bytes for downloads), or None where a step has no measure.
-        total: units in all, or None.
-        seconds: how long the step took, on `finished`.
-    """
-
-    phase: Literal["packages", "bootstrap", "rootfs", "engine", "patches", "kernels", "export"]
-    step: str
-    state: Literal["started", "progress", "log", "cached", "finished"]
-    message: str = ""
-    done: int | None = None
-    total: int | None = None
-    seconds: float | None = None
+GIGABYTE = 10**9
+# Measured: see `du` of Docker's root folder before, while and after a build.
+IMAGE_BYTES = 14 * GIGABYTE
+LAST_LINES = 30
 
 
 @dataclass(frozen=True)
@@ -69,10 +62,10 @@ def ensure_image(
         docker: which Docker to talk to; the default context if None.
         mirror: Debian archive to fetch locked packages from; the machine's own apt configuration if None.
         security_mirror: the same for the security archive; `<mirror>-security` if None and `mirror` is given.
-        certificates: PEM file of the certificate authorities to trust for the Python package index,
+        certificates: PEM file of the certificate authorities to trust for the Python package index;
             `SSL_CERT_FILE` from the environment if None, else the image's own.
         package_cache: where fetched .deb files stay; `$XDG_CACHE_HOME/deepseek-v4-flash-sm120/debs` if None.
-        wheel_cache: keep downloaded wheels in BuildKit's cache (about 5 GB) for the next build of the engine.
+        wheel_cache: keep downloaded wheels in BuildKit's cache for the next build of the engine.
         uv: the uv program that the build uses; `<repository>/.tools/bin/uv` if None.
         rebuild: build even if an image with this tag exists, and use no cached step.
 
@@ -81,4 +74,196 @@ def ensure_image(
             a patch does not apply, or a step of the build failed (with its last lines).
         KeyboardInterrupt: passed on after the build has been cancelled; no image is tagged.
     """
-    raise NotImplementedError
+    docker = docker or DockerClient()
+    inputs = read_inputs(repository)
+    if not rebuild and (found := find_image(inputs.tag, docker)):
+        return found
+    check_docker(docker)
+    check_disk(docker)
+    uv = uv or repository / ".tools/bin/uv"
+    check_uv(uv, inputs.uv_version)
+    cache = package_cache or default_cache()
+    suite = read_rootfs_lock(repository).suite
+    progress(BuildEvent("packages", "fetch Debian packages", "started"))
+    files = fetch(
+        inputs.packages,
+        lambda: find_mirrors(suite, mirror, security_mirror),
+        cache,
+        lambda done, total: progress(BuildEvent("packages", "fetch Debian packages", "progress", "", done, total)),
+    )
+    progress(BuildEvent("packages", "fetch Debian packages", "finished"))
+    environment = os.environ.get("SSL_CERT_FILE")
+    certificates = certificates or (Path(environment) if environment else None)
+    # Beside the cache, so that packages are linked and not copied.
+    with tempfile.TemporaryDirectory(prefix="build-", dir=cache.parent) as directory:
+        context, debs = Path(directory, "context"), Path(directory, "debs")
+        write_context(context, inputs, files, uv)
+        link_packages(debs, files)
+        command = build_command(
+            docker.client_config.docker_cmd, inputs, context, debs, certificates, wheel_cache, rebuild
+        )
+        run_build(command, progress)
+    image = find_image(inputs.tag, docker)
+    if image is None:
+        raise DeployError(
+            "the build left no image behind",
+            f"buildx reported success, but Docker has no {inputs.tag}; its builder may not be the Docker engine's own",
+            "docker buildx use default",
+        )
+    return ImageReference(image.tag, image.id, image.size_bytes, built=True)
+
+
+def find_image(tag: str, docker: DockerClient) -> ImageReference | None:
+    """Look an image up in the local Docker engine.
+
+    Raises:
+        DeployError: Docker does not answer.
+    """
+    try:
+        image = docker.image.inspect(tag)
+    except NoSuchImage:
+        return None
+    except DockerException as error:
+        raise _no_docker(error) from error
+    return ImageReference(tag, image.id, image.size, built=False)
+
+
+def check_docker(docker: DockerClient) -> None:
+    """Make sure that an engine answers and that buildx is there.
+
+    Raises:
+        DeployError: either is not so.
+    """
+    if not docker.buildx.is_installed():
+        raise DeployError(
+            "Docker cannot build",
+            "the buildx plug-in is not installed",
+            "install it: the package is docker-buildx on Debian and Ubuntu, docker-buildx-plugin from Docker",
+        )
+
+
+def check_disk(docker: DockerClient) -> None:
+    """Make sure that the image fits, before an hour's download and not after it.
+
+    Raises:
+        DeployError: it does not.
+    """
+    root = Path(docker.system.info().docker_root_dir or "/var/lib/docker")
+    if not root.is_dir():  # an engine on another host
+        return
+    free = shutil.disk_usage(root).free
+    if free < IMAGE_BYTES:
+        raise DeployError(
+            "the disk is too small for the image",
+            f"building needs {IMAGE_BYTES // GIGABYTE} GB where Docker keeps its data ({root}); "
+            f"{free / GIGABYTE:.1f} GB are free",
+            f"free some: `docker system df` shows what Docker holds, `docker image rm {IMAGE_NAME}:…` and "
+            "`docker builder prune` give it back",
+        )
+
+
+def check_uv(uv: Path, version: str) -> None:
+    """Make sure that uv is the pinned one, since it signs what it installs.
+
+    Raises:
+        DeployError: it is missing or another version.
+    """
+    fix = "make .tools/bin/uv"
+    try:
+        answer = subprocess.run([uv, "--version"], capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise DeployError("uv does not run", f"{uv}: {error}", fix) from error
+    if answer[1:2] != [version]:
+        raise DeployError("uv is not the pinned version", f"{uv} is {' '.join(answer)}, pinned is {version}", fix)
+
+
+def write_context(context: Path, inputs: ImageInputs, files: dict[LockedPackage, Path], uv: Path) -> None:
+    """Write the folder that the Dockerfile sees, with modes that do not depend on this machine's umask."""
+    for name, content in inputs.files.items():
+        path = context / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    # A mount needs its folder even when no file is in it.
+    (context / "engine/cpu_standins").mkdir(exist_ok=True)
+    for path in context.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    shutil.copyfile(uv, context / "uv")
+    (context / "uv").chmod(0o755)
+    write_bootstrap([files[package] for package in inputs.packages if package.essential], context / "bootstrap.tar")
+
+
+def link_packages(debs: Path, files: dict[LockedPackage, Path]) -> None:
+    """Lay the packages out as rootfs.sh wants them: `essential/`, `other/` and the list of what must come out."""
+    for folder in ("essential", "other"):
+        (debs / folder).mkdir(parents=True)
+    for package, path in files.items():
+        os.link(path, debs / ("essential" if package.essential else "other") / f"{package.name}.deb")
+    expected = sorted(f"{package.name} {package.version} {package.architecture}\n" for package in files)
+    (debs / "expected").write_text("".join(expected), encoding="utf-8")
+
+
+def build_command(
+    docker: Sequence[str],
+    inputs: ImageInputs,
+    context: Path,
+    debs: Path,
+    certificates: Path | None,
+    wheel_cache: bool,
+    rebuild: bool,
+) -> list[str]:
+    """The command that builds and tags the image."""
+    command = [*docker, "buildx", "build", "--progress=rawjson", f"--tag={inputs.tag}", "--provenance=false"]
+    command += [f"--build-context=debs={debs}", f"--build-arg=SOURCE_DATE_EPOCH={SOURCE_DATE_EPOCH}"]
+    command += [f"--build-arg=INPUT_HASH={inputs.hash[:16]}"]
+    if wheel_cache:
+        command.append("--build-arg=WHEELS=keep")
+    if certificates:
+        command.append(f"--secret=id=ca,src={certificates}")
+    if rebuild:
+        command.append("--no-cache")
+    return [*command, str(context)]
+
+
+def run_build(command: Sequence[str], progress: Callable[[BuildEvent], None]) -> None:
+    """Run the build and pass its progress on; cancel it when interrupted.
+
+    python-on-whales gives no handle to stop a build that it has started, hence the process of our own.
+
+    Raises:
+        DeployError: the build failed.
+    """
+    following = BuildProgress()
+    last_lines: deque[str] = deque(maxlen=LAST_LINES)
+    # In a session of its own: Ctrl-C reaches us first, and we stop it.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for item in read_objects(process.stdout):
+                if isinstance(item, str):
+                    last_lines.append(item)
+                    continue
+                for event in following.events(item):
+                    if event.state == "log":
+                        last_lines.append(event.message)
+                    progress(event)
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode == 0:
+        return
+    where = f"step '{following.failure.step}' failed" if following.failure else "buildx failed"
+    raise DeployError(
+        "the image could not be built",
+        "\n    ".join([where, *last_lines]),
+        "mend what the last lines say and run it again; finished steps are kept",
+    )
+
+
+def _no_docker(error: DockerException) -> DeployError:
+    return DeployError(
+        "Docker does not answer",
+        (error.stderr or str(error)).strip(),
+        "start it: `systemctl start docker`, or `dockerd` by hand; `docker version` shows whether it runs",
+    )

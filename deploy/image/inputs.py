@@ -1,6 +1,73 @@
-"""What decides the image, as one hash: a pure function of files in the repository."""
+"""What decides the image, as files of a build context and as one hash over them.
 
+The build sees these files and no others, so nothing can change the image without changing the hash; and nothing else
+is hashed, so tests, documents and the controller's own dependencies leave the image alone.
+"""
+
+import hashlib
+import json
+import re
+import tomllib
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
+
+import tomli_w
+
+from deploy.errors import DeployError
+from deploy.lock.debian import LockedPackage, read_rootfs_lock
+
+IMAGE_NAME = "deepseek-v4-flash-sm120"
+# The time of every file in the image, and of the image: 2026-01-01T00:00:00Z. A constant, since a new time would make
+# every layer a new one.
+SOURCE_DATE_EPOCH = 1767225600
+ENGINE_GROUP = "engine"
+
+# Where each input lies: in the repository -> in the build context. Folders are taken whole.
+SOURCES = {
+    "Dockerfile": "Dockerfile",
+    "deploy/image/apply_patches.py": "apply_patches.py",
+    "deploy/image/rootfs.sh": "rootfs.sh",
+    "engine/cpu_standins": "engine/cpu_standins",
+    "engine/engine_runtime": "engine/engine_runtime",
+    "engine/pyproject.toml": "engine/pyproject.toml",
+    "kernels/pyproject.toml": "kernels/pyproject.toml",
+    "kernels/sm120_kernels": "kernels/sm120_kernels",
+    "patches": "patches",
+}
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """Everything that decides the image.
+
+    Attributes:
+        files: contents by path in the build context.
+        packages: the root file system's packages.
+        uv_version: of the program that installs the wheels; it leaves its name and version in the image.
+    """
+
+    files: Mapping[str, bytes]
+    packages: tuple[LockedPackage, ...]
+    uv_version: str
+
+    @property
+    def hash(self) -> str:
+        """Hash of all inputs, 64 hexadecimal digits."""
+        facts = {
+            "files": {path: hashlib.sha256(content).hexdigest() for path, content in self.files.items()},
+            "packages": [[p.name, p.version, p.architecture, p.sha256, p.essential] for p in self.packages],
+            "source_date_epoch": SOURCE_DATE_EPOCH,
+            "uv": self.uv_version,
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def tag(self) -> str:
+        """The image's name: `deepseek-v4-flash-sm120:<first 16 digits of the hash>`."""
+        return f"{IMAGE_NAME}:{self.hash[:16]}"
 
 
 def image_tag(repository: Path) -> str:
@@ -10,9 +77,128 @@ def image_tag(repository: Path) -> str:
         repository: root of the checkout.
 
     Returns:
-        `deepseek-v4-flash-sm120:<first 16 hex digits of the input hash>`.
+        `deepseek-v4-flash-sm120:<first 16 hexadecimal digits of the input hash>`.
 
     Raises:
         DeployError: an input is missing or does not parse.
     """
-    raise NotImplementedError
+    return read_inputs(repository).tag
+
+
+def read_inputs(repository: Path) -> ImageInputs:
+    """Read everything that decides the image.
+
+    Raises:
+        DeployError: an input is missing or does not parse.
+    """
+    try:
+        files = {
+            f"{target}{path.removeprefix(source)}": (repository / path).read_bytes()
+            for source, target in SOURCES.items()
+            for path in _files(repository, source)
+        }
+        project, lock = engine_environment(
+            (repository / "pyproject.toml").read_text(encoding="utf-8"),
+            (repository / "uv.lock").read_text(encoding="utf-8"),
+        )
+        uv = (repository / "requirements-uv.txt").read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise DeployError(
+            "an input of the image is missing", f"no file {error.filename}", "restore it: `git status` names it"
+        ) from error
+    files["engine-environment/pyproject.toml"] = project.encode()
+    files["engine-environment/uv.lock"] = lock.encode()
+    return ImageInputs(files, read_rootfs_lock(repository).package, parse_uv_version(uv))
+
+
+def _files(repository: Path, source: str) -> list[str]:
+    root = repository / source
+    if root.is_file():
+        return [source]
+    if not root.is_dir():
+        raise FileNotFoundError(2, "missing", str(root))
+    inside = [path for path in root.rglob("*") if path.is_file()]
+    return sorted(str(path.relative_to(repository)) for path in inside if not _is_litter(path.relative_to(root)))
+
+
+def _is_litter(path: Path) -> bool:
+    """Bytecode and hidden files, which tools and editors leave beside the sources."""
+    return "__pycache__" in path.parts or any(part.startswith(".") for part in path.parts)
+
+
+def parse_uv_version(text: str) -> str:
+    """Read uv's version from requirements-uv.txt.
+
+    Raises:
+        DeployError: it does not pin uv.
+    """
+    match = re.search(r"^uv==(\S+)", text, flags=re.MULTILINE)
+    if match is None:
+        raise DeployError("requirements-uv.txt does not pin uv", "no line `uv==VERSION`", "restore it from git")
+    return match[1]
+
+
+def engine_environment(project: str, lock: str) -> tuple[str, str]:
+    """Reduce the repository's Python project to what the image installs.
+
+    Without this, each change to the controller's or the tests' dependencies would give a new image.
+
+    Args:
+        project: text of pyproject.toml.
+        lock: text of uv.lock.
+
+    Returns:
+        A pyproject.toml and a uv.lock with the dependency group `engine` and the packages that it reaches.
+
+    Raises:
+        DeployError: either does not parse, or has no such group.
+    """
+    try:
+        requested = tomllib.loads(project)["dependency-groups"][ENGINE_GROUP]
+        document = tomllib.loads(lock)
+        packages = cast("list[dict[str, Any]]", document["package"])
+        root = next(package for package in packages if package["source"].get("editable") == ".")
+        direct = root["dev-dependencies"][ENGINE_GROUP]
+    except (tomllib.TOMLDecodeError, KeyError, StopIteration) as error:
+        raise DeployError(
+            "pyproject.toml and uv.lock do not describe the engine's environment",
+            f"{type(error).__name__}: {error}",
+            "restore both from git, or lock anew: `.tools/bin/uv lock`",
+        ) from error
+    reached = _reached(packages, [dependency["name"] for dependency in direct])
+    reduced_root = {
+        "name": "engine-environment",
+        "version": "0",
+        "source": {"virtual": "."},
+        "dev-dependencies": {ENGINE_GROUP: direct},
+    }
+    reduced_lock = {
+        "version": document["version"],
+        "revision": document["revision"],
+        "requires-python": document["requires-python"],
+        "resolution-markers": document.get("resolution-markers", []),
+        "supported-markers": document.get("supported-markers", []),
+        "package": [reduced_root, *(package for package in packages if package["name"] in reached)],
+    }
+    reduced_project = {
+        "project": {"name": "engine-environment", "version": "0", "requires-python": document["requires-python"]},
+        "dependency-groups": {ENGINE_GROUP: requested},
+    }
+    return tomli_w.dumps(reduced_project), tomli_w.dumps(reduced_lock)
+
+
+def _reached(packages: list[dict[str, Any]], start: list[str]) -> set[str]:
+    """Names of the packages that some dependency, of whatever extra, leads to."""
+    dependencies: dict[str, set[str]] = {}
+    for package in packages:
+        lists = [package.get("dependencies", []), *package.get("optional-dependencies", {}).values()]
+        names = {dependency["name"] for dependencies in lists for dependency in dependencies}
+        dependencies.setdefault(package["name"], set()).update(names)
+    reached: set[str] = set()
+    waiting = deque(start)
+    while waiting:
+        name = waiting.popleft()
+        if name not in reached:
+            reached.add(name)
+            waiting.extend(dependencies.get(name, ()))
+    return reached

@@ -173,9 +173,9 @@ def _fields(name: str) -> list[str]:
 def _hint(path: Path) -> str:
     """An example of the key's value: its default."""
     section: Any = Spec()
-    for part in (part for part in path if isinstance(part, str)):
-        known = cast(dict[str, Any], section) if isinstance(section, dict) else vars(section)
-        section = known.get(str(part))
+    for part in path:
+        if isinstance(part, str):
+            section = getattr(section, part, None)
     if section is None or isinstance(section, BaseModel):
         return "see the comments in deploy.toml"
     return f"for example {_toml(section)}"

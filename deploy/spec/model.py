@@ -35,47 +35,28 @@ class Model(Section):
 class Role(Section):
     """The part of the host that one engine gets.
 
-    `gpus` are indices as in nvidia-smi, UUIDs or CDI device names; `numa_nodes` names the node of each, in order;
-    `cpus` is a cpuset such as "0-31,64-95" (empty: all).
+    `gpus` are indices as in nvidia-smi, UUIDs or CDI device names; `numa_node` is the node they all hang on; `cpus` is
+    a cpuset such as "0-31,64-95" (empty: all).
     """
 
     gpus: tuple[Gpu, ...]
-    numa_nodes: tuple[Annotated[int, Field(ge=0)], ...]
+    numa_node: Annotated[int, Field(ge=0)]
     cpus: CpuSet = ""
-    memory_fraction: Fraction = 0.85
     extra_arguments: str = ""
 
     @field_validator("gpus")
     @classmethod
-    def _four_different(cls, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    def _all_different(cls, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         if len(set(map(cdi_device, gpus))) != len(gpus):
             raise _refusal("a GPU is listed twice", "each rank needs a GPU of its own", "list each GPU once")
         return gpus
-
-    @model_validator(mode="after")
-    def _numa(self) -> Self:
-        if len(self.numa_nodes) != len(self.gpus):
-            raise _refusal(
-                f"{len(self.gpus)} GPUs but {len(self.numa_nodes)} NUMA nodes",
-                "the ranks are bound to the node of their own GPU",
-                "give one node for each GPU, in the same order (nvidia-smi topo -m shows them)",
-                "numa_nodes",
-            )
-        if len(set(self.numa_nodes)) > 1:
-            raise _refusal(
-                f"the role's GPUs span NUMA nodes {sorted(set(self.numa_nodes))}",
-                "every all-reduce of every layer would cross the link between the sockets",
-                "choose GPUs of one node for each role",
-                "numa_nodes",
-            )
-        return self
 
 
 class Prefill(Role):
     """The engine that reads prompts. `chunked_prefill_size` is in tokens."""
 
     gpus: tuple[Gpu, ...] = (0, 1, 2, 3)
-    numa_nodes: tuple[Annotated[int, Field(ge=0)], ...] = (0, 0, 0, 0)
+    numa_node: Annotated[int, Field(ge=0)] = 0
     chunked_prefill_size: PositiveInt = 8192
 
 
@@ -83,14 +64,15 @@ class Decode(Role):
     """The engine that writes answers. `max_running_requests` is also the largest CUDA graph."""
 
     gpus: tuple[Gpu, ...] = (4, 5, 6, 7)
-    numa_nodes: tuple[Annotated[int, Field(ge=0)], ...] = (1, 1, 1, 1)
+    numa_node: Annotated[int, Field(ge=0)] = 1
     max_running_requests: PositiveInt = 64
 
 
 class Engine(Section):
-    """Settings that must be equal in both roles. `context_length` is prompt plus answer, in tokens."""
+    """Settings that are equal in both roles. `context_length` is prompt plus answer, in tokens."""
 
     context_length: PositiveInt = 131072
+    memory_fraction: Fraction = 0.85
     speculation: Literal["none", "eagle", "dspark"] = "none"
 
 

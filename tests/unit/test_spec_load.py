@@ -92,18 +92,18 @@ def test_several_mistakes_are_all_reported_in_the_order_of_the_file() -> None:
     ("text", "line", "words"),
     [
         ('profile = "replicas"\n', 1, "replicas profile"),
-        ("[prefill]\ngpus = [0, 1]\nnuma_nodes = [0, 0]\n", 1, "prefill has 2 GPUs and decode 4"),
+        ("[prefill]\ngpus = [0, 1]\n", 1, "prefill has 2 GPUs and decode 4"),
+        ("[prefill]\ngpus = [0, 1]\n[decode]\ngpus = [2, 3]\n", 2, "2 GPUs a role"),
         ("[decode]\ngpus = [3, 4, 5, 6]\n", 2, "both have nvidia.com/gpu=3"),
         ('[decode]\ngpus = [4, 5, 6, "nvidia.com/gpu=0"]\n', 2, "both have nvidia.com/gpu=0"),
         ("[decode]\ngpus = [4, 4, 5, 6]\n", 2, "listed twice"),
-        ("[decode]\nnuma_nodes = [1, 1, 0, 1]\n", 2, "span NUMA nodes [0, 1]"),
-        ("[decode]\nnuma_nodes = [1]\n", 2, "4 GPUs but 1 NUMA nodes"),
+        ("[decode]\nnuma_node = [1, 1, 1, 1]\n", 2, "decode.numa_node"),
         ('[decode]\ngpus = [4, 5, 6, "seven"]\n', 2, "decode.gpus[3]"),
         ('[engine]\nspeculation = "eagle"\n', 2, "speculation 'eagle'"),
         ('[decode]\nextra_arguments = "--speculative-algorithm EAGLE"\n', 2, "--speculative"),
         ('[router]\nbind = "0.0.0.0"\n', 2, "reachable from other machines"),
         ('[variables]\nX = 1\nPYTORCH_CUDA_ALLOC_CONF = "expandable_segments:True"\n', 3, "allocator"),
-        ("[prefill]\nmemory_fraction = 1.5\n", 2, "1.5"),
+        ("[engine]\nmemory_fraction = 1.5\n", 2, "1.5"),
         ('[prefill]\ncpus = "0..3"\n', 2, "prefill.cpus"),
         ("[router]\nport = 0\n", 2, "router.port"),
         ("prefill = 3\n", 1, "prefill"),
@@ -117,7 +117,7 @@ def test_what_is_refused_names_its_line_and_a_reason(text: str, line: int, words
 
 
 def test_topology_does_not_matter_on_a_machine_without_gpus() -> None:
-    text = 'profile = "cpu"\n[prefill]\ngpus = [0]\nnuma_nodes = [0]\n'
+    text = 'profile = "cpu"\n[prefill]\ngpus = [0]\n'
     assert parse(text, FILE).spec.profile == "cpu"
 
 
