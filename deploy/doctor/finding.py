@@ -5,6 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from deploy.spec.model import Spec
+
 
 class Severity(StrEnum):
     """How bad it is. `error`: serving fails or answers wrongly. `warning`: slow or fragile. `note`: good to know."""
@@ -45,13 +47,13 @@ class Finding(Problem):
 
 
 class RoleNeeds(BaseModel):
-    """What deploy.toml gives one role; GPUs by index, UUID or CDI name."""
+    """What deploy.toml gives one role; GPUs by index, UUID or CDI name, all on one NUMA node."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     gpus: tuple[int | str, ...]
-    numa_nodes: tuple[int, ...]
+    numa_node: int
     cpus: str = ""
 
 
@@ -72,6 +74,29 @@ class Needs(BaseModel):
     image_bytes: int = 0
     memlock: int = -1
     nofile: int = 1048576
+
+
+def needs_of(spec: Spec, model_folder: str | None, image_bytes: int) -> Needs:
+    """What a deploy.toml asks of the host.
+
+    Args:
+        model_folder: absolute path of the model, None if it is generated.
+        image_bytes: room that building the image takes, 0 if it is there.
+    """
+    pairs = (("prefill", spec.prefill), ("decode", spec.decode)) if spec.profile == "pd" else ()
+    return Needs(
+        profile="cpu" if spec.profile == "cpu" else "pd",
+        transport=spec.transport,
+        roles=tuple(
+            RoleNeeds(name=name, gpus=role.gpus, numa_node=role.numa_node, cpus=role.cpus) for name, role in pairs
+        ),
+        bind=spec.router.bind,
+        port=spec.router.port,
+        model_folder=model_folder,
+        image_bytes=image_bytes,
+        memlock=int(spec.variables.get("MEMLOCK", -1)),
+        nofile=int(spec.variables.get("NOFILE", 1048576)),
+    )
 
 
 def error(seen: str, why: str, fix: str = "", *commands: str, look: str = "", link: str = "") -> Problem:

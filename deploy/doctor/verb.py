@@ -1,7 +1,6 @@
 """The verb `deploy doctor`."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -42,19 +41,27 @@ def host_report(saved: Path | None, limit: float, model_folder: str | None) -> H
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
-    fix_script: Annotated[bool, typer.Option("--fix-script", help="Print a shell script of all fixes.")] = False,
-    saved: Annotated[
-        Path | None, typer.Option("--host-report", metavar="FILE", help="Check a saved report instead of this host.")
-    ] = None,
-    save_to: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the host report.")] = None,
-    limit: Annotated[
-        float, typer.Option(min=0.1, max=600, help="Seconds each command of the probe may take.")
-    ] = LIMIT_SECONDS,
-    needs: Needs | None = None,
+    needs: Needs,
+    *,
+    as_json: bool = False,
+    fix_script: bool = False,
+    saved: Path | None = None,
+    save_to: Path | None = None,
+    limit: float = LIMIT_SECONDS,
 ) -> None:
-    """Find out what is wrong with this host, why it matters and which command mends it."""
-    needs = needs or Needs()
+    """Find out what is wrong with this host, why it matters and which command mends it.
+
+    Args:
+        needs: what the host is to run.
+        as_json: print findings as JSON.
+        fix_script: print a shell script of all fixes.
+        saved: check this saved report instead of this host.
+        save_to: write the host report here.
+        limit: seconds each command of the probe may take.
+
+    Raises:
+        typer.Exit: 1 if there are errors among the findings, else 0; 2 if `saved` is no report.
+    """
     report = host_report(saved, limit, needs.model_folder)
     if save_to:
         save(report, save_to)

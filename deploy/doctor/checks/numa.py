@@ -21,7 +21,7 @@ def gpu_node(report: HostReport, needs: Needs) -> Iterator[Problem]:
         yield warning(
             f"the NUMA node of {listing(unknown)} is not known",
             "ranks cannot be bound to the memory next to their GPU",
-            "update the BIOS, or enable 'ACPI SRAT' / 'NUMA' there; until then set numa_nodes in deploy.toml by hand",
+            "update the BIOS, or enable 'ACPI SRAT' / 'NUMA' there; until then set numa_node in deploy.toml by hand",
         )
 
 
@@ -83,20 +83,19 @@ def roles(report: HostReport, needs: Needs) -> Iterator[Problem]:
     online = set(report.cpu.online)
     for role in needs.roles:
         gpus = gpus_of(report, role)
-        if len(gpus) == len(role.gpus) == len(role.numa_nodes):
-            wrong = [
-                f"GPU {gpu.index} is on node {gpu.numa_node}, not {said}"
-                for gpu, said in zip(gpus, role.numa_nodes, strict=True)
-                if gpu.numa_node is not None and gpu.numa_node != said
-            ]
-            if wrong:
-                right = [gpu.numa_node for gpu in gpus]
-                yield error(
-                    f"deploy.toml binds {role.name} to the wrong NUMA node: {'; '.join(wrong)}",
-                    "every copy between host and GPU crosses the link between the sockets",
-                    f"set numa_nodes = {right} under [{role.name}]",
-                    link=BINDING_LINK,
-                )
+        placed = {gpu.index: gpu.numa_node for gpu in gpus if gpu.numa_node is not None}
+        elsewhere = [f"GPU {index} is on node {node}" for index, node in placed.items() if node != role.numa_node]
+        if elsewhere:
+            there = set(placed.values())
+            yield error(
+                f"deploy.toml binds {role.name} to NUMA node {role.numa_node}, but {', '.join(elsewhere)}",
+                "every copy to the host, and every all-reduce between nodes, crosses the link between the sockets",
+                f"set numa_node = {there.pop()} under [{role.name}]"
+                if len(there) == 1
+                else f"choose GPUs of one node for [{role.name}] (deploy init proposes them)",
+                look="nvidia-smi topo -m",
+                link=BINDING_LINK,
+            )
         cpus = set(parse_cpu_list(role.cpus))
         if absent := sorted(cpus - online) if online else []:
             yield error(
@@ -104,12 +103,12 @@ def roles(report: HostReport, needs: Needs) -> Iterator[Problem]:
                 "Docker refuses to start the container",
                 f'set cpus = "{format_cpu_list(sorted(cpus - set(absent)))}" under [{role.name}]',
             )
-        there = set[int]().union(*(nodes.get(node, set[int]()) for node in role.numa_nodes))
-        if there and (outside := sorted((cpus & online) - there)):
+        near = nodes.get(role.numa_node, set[int]())
+        if near and (outside := sorted((cpus & online) - near)):
             yield warning(
                 f"cpus of {role.name} includes CPUs of other NUMA nodes: {format_cpu_list(outside)}",
                 "a container-wide cpuset does not keep ranks on their node; threads there work on remote memory",
-                f'set cpus = "{format_cpu_list(sorted(cpus & there))}" under [{role.name}]',
+                f'set cpus = "{format_cpu_list(sorted(cpus & near))}" under [{role.name}]',
                 link=BINDING_LINK,
             )
 
