@@ -81,10 +81,12 @@ def memory_line(proposal: Proposal) -> str:
     plan = proposal.memory
     if plan is None:
         return "no GPU memory to plan"
-    gib = 1024**3
+    total, weights, cache, rest = (
+        f"{size / 1024**3:.0f}" for size in (plan.total, plan.weights, plan.kv_cache, plan.rest)
+    )
     return (
-        f"Of {plan.total / gib:.0f} GiB a GPU about {plan.weights / gib:.0f} hold weights, {plan.kv_cache / gib:.0f} "
-        f"KV cache ({plan.tokens / 1e6:.1f} million tokens, estimated), {plan.rest / gib:.0f} activations and CUDA graphs"
+        f"Of {total} GiB a GPU about {weights} hold weights, {cache} KV cache ({plan.tokens / 1e6:.1f} million tokens, "
+        f"estimated), {rest} activations and CUDA graphs"
     )
 
 

@@ -42,6 +42,7 @@ PARSERS: list[Callable[[str], Any]] = [
     nvidia_smi.parse_processes,
     nvidia_smi.parse_query,
     nvidia_smi.parse_topology,
+    nvidia_smi.parse_transfer_rates,
     nvidia_smi.throttle_reasons,
     ports.parse_listening_sockets,
     proc.parse_cpuinfo,
@@ -315,3 +316,8 @@ def test_dd_in_both_decimal_styles() -> None:
         0.125,
     )
     assert disks.parse_dd("1 bytes copied, 2,5e-05 s, 1 GB/s") == (1, 2.5e-05)
+
+
+def test_transfer_rates_take_the_busier_direction_by_column_name() -> None:
+    shown = "# gpu  rxpci  txpci\n# Idx   MB/s   MB/s\n    0   1200     35\n    1      -      -\n"
+    assert nvidia_smi.parse_transfer_rates(shown) == {0: 1.2e9}

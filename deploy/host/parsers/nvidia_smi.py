@@ -158,6 +158,23 @@ def parse_processes(text: str) -> list[GpuProcess]:
     ]
 
 
+def parse_transfer_rates(text: str) -> dict[int, float]:
+    """The busier direction of each GPU's PCIe link in bytes per second, from `nvidia-smi dmon -s t -c 1` (MB/s)."""
+    columns: list[str] = []
+    rates: dict[int, float] = {}
+    for line in lines(text):
+        words = line.split()
+        if line.startswith("#"):
+            columns = columns or words[1:]
+        elif "gpu" in columns and len(words) == len(columns):
+            row = dict(zip(columns, words, strict=True))
+            index, both = integer(row["gpu"]), [number(row.get(name)) for name in ("rxpci", "txpci")]
+            known = [rate for rate in both if rate is not None]
+            if index is not None and known:
+                rates[index] = max(known) * 1e6
+    return rates
+
+
 def _matrix(text: str) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Column names of a topology matrix and its rows (device, cells). The legend ends it.
 
