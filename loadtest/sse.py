@@ -9,6 +9,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from loadtest.plain import mapping, sequence
+
 Endpoint = Literal["chat", "generate"]
 
 
@@ -95,21 +97,22 @@ def _read_chat(body: dict[str, Any]) -> Observation:
     if body.get("object") == "error":
         seen.error = _error_text(body.get("message"))
         return seen
-    for choice in body.get("choices") or ():
-        delta = choice.get("delta") or {}
+    for entry in sequence(body.get("choices")):
+        choice = mapping(entry)
+        delta = mapping(choice.get("delta"))
         content = delta.get("content")
         if content:
             seen.token = seen.content = True
-            seen.text += content
+            seen.text += str(content)
         elif delta.get("reasoning_content") or delta.get("reasoning"):
             seen.token = True
         if delta.get("tool_calls"):
             seen.token = seen.content = True
         if choice.get("finish_reason"):
             seen.finish = str(choice["finish_reason"])
-    usage = body.get("usage")
+    usage = mapping(body.get("usage"))
     if usage:
-        details = usage.get("prompt_tokens_details") or {}
+        details = mapping(usage.get("prompt_tokens_details"))
         seen.usage = Usage(
             prompt=int(usage["prompt_tokens"]),
             completion=int(usage.get("completion_tokens") or 0),
@@ -123,7 +126,7 @@ def _read_chat(body: dict[str, Any]) -> Observation:
 
 def _read_generate(body: dict[str, Any]) -> Observation:
     seen = Observation(text=str(body.get("text") or ""))
-    meta = body.get("meta_info") or {}
+    meta = mapping(body.get("meta_info"))
     if "completion_tokens" in meta:
         seen.tokens = int(meta["completion_tokens"])
         seen.usage = Usage(
@@ -132,17 +135,15 @@ def _read_generate(body: dict[str, Any]) -> Observation:
     seen.token = seen.content = bool(seen.tokens) or bool(seen.text)
     finish = meta.get("finish_reason")
     if finish:
-        kind = str(finish.get("type")) if isinstance(finish, dict) else str(finish)
-        if kind == "abort":
-            seen.error = f"aborted by the server: {cast('dict[str, Any]', finish).get('message', '')}"
-        seen.finish = kind
+        reason = mapping(finish)
+        seen.finish = str(reason.get("type", finish))
+        if seen.finish == "abort":
+            seen.error = f"aborted by the server: {reason.get('message', '')}"
     return seen
 
 
 def _error_text(error: object) -> str:
-    if isinstance(error, dict):
-        return str(cast("dict[str, Any]", error).get("message") or error)
-    return str(error)
+    return str(mapping(error).get("message") or error)
 
 
 @dataclass

@@ -1,13 +1,16 @@
 """Builds the engine image, or finds it already there."""
 
+import fcntl
 import os
+import re
 import shutil
 import subprocess
-import tempfile
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException, NoSuchImage
@@ -19,8 +22,11 @@ from deploy.image.progress import BuildEvent, BuildProgress, read_objects
 from deploy.lock.debian import LockedPackage, find_mirrors, read_rootfs_lock
 
 GIGABYTE = 10**9
-# Measured: see `du` of Docker's root folder before, while and after a build.
-IMAGE_BYTES = 14 * GIGABYTE
+IMAGE_BYTES = 13 * GIGABYTE  # 11.3 GB used at the most while the image was built, and 11.3 GB after it
+KEPT_WHEELS_BYTES = 11 * GIGABYTE  # uv keeps them unpacked
+TOP_LAYERS_BYTES = 1 * GIGABYTE
+BUILDX_VERSION = (0, 13)  # the first with --progress=rawjson
+ENVIRONMENT_LABEL = "deepseek-v4-flash-sm120.environment"
 LAST_LINES = 30
 
 
@@ -30,7 +36,7 @@ class ImageReference:
 
     Attributes:
         tag: `deepseek-v4-flash-sm120:<input hash>`.
-        id: `sha256:…` of its configuration, the same on every host for the same inputs.
+        id: `sha256:…`; the same inputs give the same on every host with the same kind of image store.
         size_bytes: as Docker counts it, unpacked.
         built: False when the image was already there.
     """
@@ -65,7 +71,7 @@ def ensure_image(
         certificates: PEM file of the certificate authorities to trust for the Python package index;
             `SSL_CERT_FILE` from the environment if None, else the image's own.
         package_cache: where fetched .deb files stay; `$XDG_CACHE_HOME/deepseek-v4-flash-sm120/debs` if None.
-        wheel_cache: keep downloaded wheels in BuildKit's cache for the next build of the engine.
+        wheel_cache: keep downloaded wheels in BuildKit's cache (10 GB, unpacked) for the next build of the engine.
         uv: the uv program that the build uses; `<repository>/.tools/bin/uv` if None.
         rebuild: build even if an image with this tag exists, and use no cached step.
 
@@ -78,30 +84,31 @@ def ensure_image(
     inputs = read_inputs(repository)
     if not rebuild and (found := find_image(inputs.tag, docker)):
         return found
-    check_docker(docker)
-    check_disk(docker)
     uv = uv or repository / ".tools/bin/uv"
-    check_uv(uv, inputs.uv_version)
     cache = package_cache or default_cache()
-    suite = read_rootfs_lock(repository).suite
-    progress(BuildEvent("packages", "fetch Debian packages", "started"))
-    files = fetch(
-        inputs.packages,
-        lambda: find_mirrors(suite, mirror, security_mirror),
-        cache,
-        lambda done, total: progress(BuildEvent("packages", "fetch Debian packages", "progress", "", done, total)),
-    )
-    progress(BuildEvent("packages", "fetch Debian packages", "finished"))
     environment = os.environ.get("SSL_CERT_FILE")
     certificates = certificates or (Path(environment) if environment else None)
-    # Beside the cache, so that packages are linked and not copied.
-    with tempfile.TemporaryDirectory(prefix="build-", dir=cache.parent) as directory:
-        context, debs = Path(directory, "context"), Path(directory, "debs")
+    suite = read_rootfs_lock(repository).suite
+    with _one_build_at_a_time(cache) as directory:
+        if not rebuild and (found := find_image(inputs.tag, docker)):
+            return found
+        check_docker(docker)
+        check_disk(docker, inputs, wheel_cache, rebuild)
+        check_uv(uv, inputs.uv_version)
+        step = "fetch Debian packages"
+        progress(BuildEvent("packages", step, "started"))
+        files = fetch(
+            inputs.packages,
+            lambda: find_mirrors(suite, mirror, security_mirror),
+            cache,
+            lambda done, total: progress(BuildEvent("packages", step, "progress", "", done, total)),
+        )
+        progress(BuildEvent("packages", step, "finished"))
+        context, debs = directory / "context", directory / "debs"
         write_context(context, inputs, files, uv)
         link_packages(debs, files)
-        command = build_command(
-            docker.client_config.docker_cmd, inputs, context, debs, certificates, wheel_cache, rebuild
-        )
+        command = [*cast("list[str]", docker.client_config.docker_cmd), "buildx", "build"]
+        command += build_arguments(inputs, context, debs, certificates, wheel_cache, rebuild)
         run_build(command, progress)
     image = find_image(inputs.tag, docker)
     if image is None:
@@ -110,7 +117,25 @@ def ensure_image(
             f"buildx reported success, but Docker has no {inputs.tag}; its builder may not be the Docker engine's own",
             "docker buildx use default",
         )
-    return ImageReference(image.tag, image.id, image.size_bytes, built=True)
+    return replace(image, built=True)
+
+
+@contextmanager
+def _one_build_at_a_time(cache: Path) -> Generator[Path]:
+    """An empty folder for one build's files, on the cache's file system so that packages are linked, not copied.
+
+    A second build waits here and then finds the first one's image. Whatever a killed build left is removed.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    directory = cache / "build"
+    with (cache / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def find_image(tag: str, docker: DockerClient) -> ImageReference | None:
@@ -129,21 +154,23 @@ def find_image(tag: str, docker: DockerClient) -> ImageReference | None:
 
 
 def check_docker(docker: DockerClient) -> None:
-    """Make sure that an engine answers and that buildx is there.
+    """Make sure that the build can be started and followed.
 
     Raises:
-        DeployError: either is not so.
+        DeployError: buildx is missing or too old.
     """
+    wanted = ".".join(str(number) for number in BUILDX_VERSION)
+    fix = f"install buildx {wanted} or newer: docker-buildx on Debian and Ubuntu, docker-buildx-plugin from Docker"
     if not docker.buildx.is_installed():
-        raise DeployError(
-            "Docker cannot build",
-            "the buildx plug-in is not installed",
-            "install it: the package is docker-buildx on Debian and Ubuntu, docker-buildx-plugin from Docker",
-        )
+        raise DeployError("Docker cannot build", "the buildx plug-in is not installed", fix)
+    answer = docker.buildx.version()
+    match = re.search(r"\bv?(\d+)\.(\d+)\.\d+", answer)
+    if match and (int(match[1]), int(match[2])) < BUILDX_VERSION:
+        raise DeployError("Docker's buildx is too old", f"it says {answer.strip()!r}", fix)
 
 
-def check_disk(docker: DockerClient) -> None:
-    """Make sure that the image fits, before an hour's download and not after it.
+def check_disk(docker: DockerClient, inputs: ImageInputs, wheel_cache: bool, rebuild: bool) -> None:
+    """Make sure that the image fits, before the download and not after it.
 
     Raises:
         DeployError: it does not.
@@ -151,13 +178,17 @@ def check_disk(docker: DockerClient) -> None:
     root = Path(docker.system.info().docker_root_dir or "/var/lib/docker")
     if not root.is_dir():  # an engine on another host
         return
+    needed = IMAGE_BYTES + (KEPT_WHEELS_BYTES if wheel_cache else 0)
+    label = f"{ENVIRONMENT_LABEL}={inputs.environment_hash[:16]}"
+    if not rebuild and docker.image.list(filters={"label": label}):
+        needed = TOP_LAYERS_BYTES
     free = shutil.disk_usage(root).free
-    if free < IMAGE_BYTES:
+    if free < needed:
         raise DeployError(
             "the disk is too small for the image",
-            f"building needs {IMAGE_BYTES // GIGABYTE} GB where Docker keeps its data ({root}); "
+            f"building needs {needed / GIGABYTE:.0f} GB where Docker keeps its data ({root}); "
             f"{free / GIGABYTE:.1f} GB are free",
-            f"free some: `docker system df` shows what Docker holds, `docker image rm {IMAGE_NAME}:…` and "
+            f"free some: `docker system df` shows what Docker holds; `docker image rm {IMAGE_NAME}:TAG` and "
             "`docker builder prune` give it back",
         )
 
@@ -202,8 +233,7 @@ def link_packages(debs: Path, files: dict[LockedPackage, Path]) -> None:
     (debs / "expected").write_text("".join(expected), encoding="utf-8")
 
 
-def build_command(
-    docker: Sequence[str],
+def build_arguments(
     inputs: ImageInputs,
     context: Path,
     debs: Path,
@@ -211,12 +241,14 @@ def build_command(
     wheel_cache: bool,
     rebuild: bool,
 ) -> list[str]:
-    """The command that builds and tags the image."""
-    command = [*docker, "buildx", "build", "--progress=rawjson", f"--tag={inputs.tag}", "--provenance=false"]
+    """Arguments of `docker buildx build` that build and tag the image."""
+    command = ["--progress=rawjson", f"--tag={inputs.tag}", "--provenance=false"]
     command += [f"--build-context=debs={debs}", f"--build-arg=SOURCE_DATE_EPOCH={SOURCE_DATE_EPOCH}"]
     command += [f"--build-arg=INPUT_HASH={inputs.hash[:16]}"]
+    command += [f"--build-arg=ENVIRONMENT_HASH={inputs.environment_hash[:16]}"]
     if wheel_cache:
-        command.append("--build-arg=WHEELS=keep")
+        # A secret, since arguments would become part of the image; its content does not matter.
+        command.append(f"--secret=id=keep_wheels,src={context / 'Dockerfile'}")
     if certificates:
         command.append(f"--secret=id=ca,src={certificates}")
     if rebuild:

@@ -29,6 +29,7 @@ ENGINE_GROUP = "engine"
 SOURCES = {
     "Dockerfile": "Dockerfile",
     "deploy/image/apply_patches.py": "apply_patches.py",
+    "deploy/image/install_wheels.sh": "install_wheels.sh",
     "deploy/image/rootfs.sh": "rootfs.sh",
     "engine/cpu_standins": "engine/cpu_standins",
     "engine/engine_runtime": "engine/engine_runtime",
@@ -37,6 +38,7 @@ SOURCES = {
     "kernels/sm120_kernels": "kernels/sm120_kernels",
     "patches": "patches",
 }
+ENVIRONMENT_FILES = ("Dockerfile", "rootfs.sh", "install_wheels.sh", "torch-environment/", "engine-environment/")
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,16 @@ class ImageInputs:
     @property
     def hash(self) -> str:
         """Hash of all inputs, 64 hexadecimal digits."""
+        return self._hash(self.files)
+
+    @property
+    def environment_hash(self) -> str:
+        """Hash of what the large layers are made from: an image with the same one shares them."""
+        return self._hash({path: content for path, content in self.files.items() if path.startswith(ENVIRONMENT_FILES)})
+
+    def _hash(self, files: Mapping[str, bytes]) -> str:
         facts = {
-            "files": {path: hashlib.sha256(content).hexdigest() for path, content in self.files.items()},
+            "files": {path: hashlib.sha256(content).hexdigest() for path, content in files.items()},
             "packages": [[p.name, p.version, p.architecture, p.sha256, p.essential] for p in self.packages],
             "source_date_epoch": SOURCE_DATE_EPOCH,
             "uv": self.uv_version,
@@ -97,17 +107,17 @@ def read_inputs(repository: Path) -> ImageInputs:
             for source, target in SOURCES.items()
             for path in _files(repository, source)
         }
-        project, lock = engine_environment(
-            (repository / "pyproject.toml").read_text(encoding="utf-8"),
-            (repository / "uv.lock").read_text(encoding="utf-8"),
-        )
+        project = (repository / "pyproject.toml").read_text(encoding="utf-8")
+        lock = (repository / "uv.lock").read_text(encoding="utf-8")
         uv = (repository / "requirements-uv.txt").read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise DeployError(
             "an input of the image is missing", f"no file {error.filename}", "restore it: `git status` names it"
         ) from error
-    files["engine-environment/pyproject.toml"] = project.encode()
-    files["engine-environment/uv.lock"] = lock.encode()
+    for name, roots in (("torch-environment", frozenset({"torch"})), ("engine-environment", None)):
+        reduced_project, reduced_lock = reduce_environment(project, lock, roots)
+        files[f"{name}/pyproject.toml"] = reduced_project.encode()
+        files[f"{name}/uv.lock"] = reduced_lock.encode()
     return ImageInputs(files, read_rootfs_lock(repository).package, parse_uv_version(uv))
 
 
@@ -138,34 +148,35 @@ def parse_uv_version(text: str) -> str:
     return match[1]
 
 
-def engine_environment(project: str, lock: str) -> tuple[str, str]:
-    """Reduce the repository's Python project to what the image installs.
+def reduce_environment(project: str, lock: str, roots: frozenset[str] | None = None) -> tuple[str, str]:
+    """Reduce the repository's Python project to what the image installs, or to a part of it.
 
     Without this, each change to the controller's or the tests' dependencies would give a new image.
 
     Args:
         project: text of pyproject.toml.
         lock: text of uv.lock.
+        roots: packages to install with all that they need; what the dependency group `engine` names if None.
 
     Returns:
-        A pyproject.toml and a uv.lock with the dependency group `engine` and the packages that it reaches.
+        A pyproject.toml and a uv.lock with one dependency group, `engine`, and the packages that it reaches.
 
     Raises:
-        DeployError: either does not parse, or has no such group.
+        DeployError: either does not parse, or has no such group or package.
     """
     try:
-        requested = tomllib.loads(project)["dependency-groups"][ENGINE_GROUP]
+        requested = set(tomllib.loads(project)["dependency-groups"][ENGINE_GROUP])
         document = tomllib.loads(lock)
         packages = cast("list[dict[str, Any]]", document["package"])
         root = next(package for package in packages if package["source"].get("editable") == ".")
         direct = root["dev-dependencies"][ENGINE_GROUP]
     except (tomllib.TOMLDecodeError, KeyError, StopIteration) as error:
-        raise DeployError(
-            "pyproject.toml and uv.lock do not describe the engine's environment",
-            f"{type(error).__name__}: {error}",
-            "restore both from git, or lock anew: `.tools/bin/uv lock`",
-        ) from error
+        raise _inconsistent(f"{type(error).__name__}: {error}") from error
+    if roots is not None:
+        requested, direct = roots, [{"name": name} for name in sorted(roots)]
     reached = _reached(packages, [dependency["name"] for dependency in direct])
+    if missing := reached - {package["name"] for package in packages}:
+        raise _inconsistent(f"uv.lock has no package {', '.join(sorted(missing))}")
     reduced_root = {
         "name": "engine-environment",
         "version": "0",
@@ -182,9 +193,17 @@ def engine_environment(project: str, lock: str) -> tuple[str, str]:
     }
     reduced_project = {
         "project": {"name": "engine-environment", "version": "0", "requires-python": document["requires-python"]},
-        "dependency-groups": {ENGINE_GROUP: requested},
+        "dependency-groups": {ENGINE_GROUP: sorted(requested)},
     }
     return tomli_w.dumps(reduced_project), tomli_w.dumps(reduced_lock)
+
+
+def _inconsistent(why: str) -> DeployError:
+    return DeployError(
+        "pyproject.toml and uv.lock do not describe the engine's environment",
+        why,
+        "restore both from git, or lock anew: `.tools/bin/uv lock`",
+    )
 
 
 def _reached(packages: list[dict[str, Any]], start: list[str]) -> set[str]:

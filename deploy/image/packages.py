@@ -6,6 +6,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import IO, cast
 from urllib.parse import quote
 
 import httpx
@@ -150,7 +151,7 @@ def write_bootstrap(debs: Iterable[Path], target: Path) -> None:
 def _open_data(deb: Path) -> tarfile.TarFile:
     parts = ArFile(str(deb))
     name = next(name for name in parts.getnames() if name.startswith("data.tar"))
-    return tarfile.open(fileobj=parts.getmember(name), mode="r:*")
+    return tarfile.open(fileobj=cast("IO[bytes]", parts.getmember(name)), mode="r:*")
 
 
 def merged_name(name: str) -> str:

@@ -14,6 +14,7 @@ PHASE_OF_STAGE: dict[str, Phase] = {
     "bootstrap": "bootstrap",
     "rootfs-build": "rootfs",
     "rootfs": "rootfs",
+    "torch": "engine",
     "engine": "engine",
     "patched": "patches",
     "wheels": "kernels",
@@ -68,6 +69,7 @@ class BuildProgress:
         self.failure: BuildEvent | None = None
         self._steps: dict[str, tuple[Phase, str]] = {}
         self._reported: set[tuple[str, str]] = set()
+        self._begun_lines: dict[str, str] = {}
 
     def events(self, status: dict[str, Any]) -> Iterator[BuildEvent]:
         """What one object of buildx's output says that was not said before."""
@@ -79,11 +81,17 @@ class BuildProgress:
                 total = transfer.get("total") or None
                 yield BuildEvent(*step, "progress", transfer.get("name", ""), transfer["current"], total)
         for log in status.get("logs", []):
-            step = self._steps.get(log["vertex"])
-            text = base64.b64decode(log["data"]).decode(errors="replace")
-            for line in text.splitlines():
-                if step and line.strip():
-                    yield BuildEvent(*step, "log", line)
+            if step := self._steps.get(log["vertex"]):
+                yield from self._log(log["vertex"], step, base64.b64decode(log["data"]).decode(errors="replace"))
+
+    def _log(self, digest: str, step: tuple[Phase, str], text: str) -> Iterator[BuildEvent]:
+        """Whole lines only: output comes in pieces that end anywhere."""
+        *lines, rest = (self._begun_lines.pop(digest, "") + text).split("\n")
+        if rest:
+            self._begun_lines[digest] = rest
+        for line in lines:
+            if line.strip():
+                yield BuildEvent(*step, "log", line.rstrip())
 
     def _vertex(self, vertex: dict[str, Any]) -> Iterator[BuildEvent]:
         digest = vertex["digest"]

@@ -11,7 +11,9 @@ from deploy.stack.client import Endpoint, stream
 from deploy.stack.compose import Stack
 from deploy.stack.counters import Counters, crossing, parse_counters
 from deploy.stack.events import Running
+from deploy.stack.transport import bytes_sent, describe, remote_writes
 
+NIXL_PORT = 19090
 READY_PATIENCE_S = 60.0
 COUNTER_PATIENCE_S = 10.0
 # Longer than the model's 128-token attention window, so that every kind of KV state has to cross.
@@ -48,11 +50,12 @@ class Acceptance:
     """What the accepting request showed.
 
     Attributes:
-        transferred: bytes of KV cache that prefill sent during the request.
+        transferred: bytes that NIXL sent from prefill during the request.
         transport: how they travelled.
         first_token_s: seconds from the request to the first piece of the answer.
         total_s: seconds to the end of the answer.
         pieces: in how many pieces the answer arrived.
+        needs_key: clients must send an API key.
     """
 
     url: str
@@ -64,9 +67,22 @@ class Acceptance:
     first_token_s: float
     total_s: float
     pieces: int
+    needs_key: bool
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What both engines have counted so far; `sent` is NIXL's own count of bytes that left prefill."""
+
+    prefill: Counters
+    decode: Counters
+    sent: int
+
+    def __sub__(self, other: "Snapshot") -> "Snapshot":
+        return Snapshot(self.prefill - other.prefill, self.decode - other.decode, self.sent - other.sent)
 
 
 def accept(stack: Stack, target: Endpoint, running: Running) -> Acceptance:
@@ -79,7 +95,7 @@ def accept(stack: Stack, target: Endpoint, running: Running) -> Acceptance:
     running.progress("waiting for the router")
     _wait_ready(target)
     running.progress("asking a question that no cache can know")
-    before = _counters(stack)
+    before = _snapshot(stack)
     begun = time.monotonic()
     first: float | None = None
     pieces = 0
@@ -98,17 +114,18 @@ def accept(stack: Stack, target: Endpoint, running: Running) -> Acceptance:
             "the answer was not streamed", f"{usage.completion} tokens came in {pieces} pieces", "deploy logs router"
         )
     running.progress("comparing what both engines counted")
-    gained = _settled(stack, before, usage.prompt, usage.completion)
+    gained = _settled(stack, before, usage.completion)
     return Acceptance(
         url=target.url,
         model=target.model,
         prompt_tokens=usage.prompt,
         answer_tokens=usage.completion,
-        transferred=round(gained["prefill"].transferred),
+        transferred=gained.sent,
         transport=_transport(stack),
         first_token_s=round(first, 3),
         total_s=round(total, 3),
         pieces=pieces,
+        needs_key=target.api_key_file is not None,
     )
 
 
@@ -130,13 +147,12 @@ def _wait_ready(target: Endpoint) -> None:
         time.sleep(0.5)
 
 
-def _settled(stack: Stack, before: dict[str, Counters], prompt: int, answer: int) -> dict[str, Counters]:
+def _settled(stack: Stack, before: Snapshot, answer: int) -> Snapshot:
     """Wait until the counters, which the engines write a moment later, show the crossing."""
     deadline = time.monotonic() + COUNTER_PATIENCE_S
     while True:
-        now = _counters(stack)
-        gained = {role: now[role] - before[role] for role in now}
-        contradictions = crossing(gained["prefill"], gained["decode"], prompt, answer)
+        gained = _snapshot(stack) - before
+        contradictions = crossing(gained.prefill, gained.decode, gained.sent, PROMPT_WORDS, answer)
         if not contradictions:
             return gained
         if time.monotonic() > deadline:
@@ -148,9 +164,26 @@ def _settled(stack: Stack, before: dict[str, Counters], prompt: int, answer: int
         time.sleep(0.5)
 
 
-def _counters(stack: Stack) -> dict[str, Counters]:
-    return {role: parse_counters(stack.metrics(role)) for role in ("prefill", "decode")}
+def _snapshot(stack: Stack) -> Snapshot:
+    return Snapshot(
+        parse_counters(stack.metrics("prefill")),
+        parse_counters(stack.metrics("decode")),
+        bytes_sent(stack.metrics("prefill", NIXL_PORT)),
+    )
 
 
 def _transport(stack: Stack) -> str:
-    raise NotImplementedError
+    """Name the transport; a stack that should copy from GPU to GPU and does not is refused.
+
+    Raises:
+        NotAccepted: transport is p2p, and UCX chose something else, as it does in silence.
+    """
+    prefill = next((state.container for state in stack.roles() if state.role == "prefill"), "")
+    writes = remote_writes(stack.log(prefill))
+    if stack.transport == "p2p" and not any("cuda_ipc" in write.transports for write in writes):
+        raise NotAccepted(
+            "the KV cache does not go from GPU to GPU",
+            f"UCX chose {describe(writes)}",
+            'set transport = "isolated", or see docs/transport.md',
+        )
+    return describe(writes)

@@ -22,13 +22,11 @@ ROUTER = "router"
 ROLES = (*ENGINES, ROUTER)
 # Inside the containers, for engines and router alike.
 ENGINE_PORT = 30000
-_FETCH = (
-    "import urllib.request as r; "
-    f"print(r.urlopen('http://127.0.0.1:{ENGINE_PORT}/metrics', timeout=10).read().decode())"
-)
+_FETCH = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=10).read().decode())"
 _PROJECT = "com.docker.compose.project"
 _SERVICE = "com.docker.compose.service"
 _FOLDER = "com.docker.compose.project.working_dir"
+_FILES = "com.docker.compose.project.config_files"
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,7 @@ class RoleState:
         pid: process id of the container's first process on the host, 0 if it does not run.
         ports: ports of the host that it publishes.
         folder: the repository that started it.
+        files: names of the compose files that it was started with.
     """
 
     role: str
@@ -56,6 +55,7 @@ class RoleState:
     pid: int
     ports: frozenset[int]
     folder: str
+    files: tuple[str, ...]
 
     @property
     def serving(self) -> bool:
@@ -136,7 +136,7 @@ class Stack:
         except DockerException:
             return ""
 
-    def metrics(self, role: str) -> str:
+    def metrics(self, role: str, port: int = ENGINE_PORT) -> str:
         """An engine's metrics page, asked for inside its container: no engine port is published.
 
         Raises:
@@ -144,7 +144,11 @@ class Stack:
         """
         container = next((state.container for state in self.roles() if state.role == role), role)
         try:
-            return str(DockerClient().container.execute(container, ["python", "-c", _FETCH]))
+            return str(
+                DockerClient().container.execute(
+                    container, ["python", "-c", _FETCH, f"http://127.0.0.1:{port}/metrics"]
+                )
+            )
         except DockerException as error:
             raise DeployError(f"{role} does not show its metrics", words(error), f"deploy logs {role}") from error
 
@@ -201,6 +205,19 @@ class Stack:
             time.sleep(0.2)
 
 
+def running_stack(root: Path, environment: Path) -> Stack:
+    """The stack as it was started: the profile and transport of the containers that there are.
+
+    Args:
+        environment: its env file; without one the compose files' own defaults hold.
+    """
+    present = environment if environment.exists() else Path(os.devnull)
+    files = {name for state in Stack(root, present).roles() for name in state.files}
+    profile: Profile = "cpu" if "compose.cpu.yaml" in files else "pd"
+    transport: Transport = "p2p" if "compose.p2p.yaml" in files else "isolated"
+    return Stack(root, present, profile, transport)
+
+
 def compose_files(root: Path, profile: Profile, transport: Transport) -> list[Path]:
     """The compose files of a profile, each overriding those before it."""
     overrides = {"compose.cpu.yaml": profile == "cpu", "compose.p2p.yaml": profile == "pd" and transport == "p2p"}
@@ -237,6 +254,7 @@ def _state(container: Container) -> RoleState | None:
                 for binding in bindings or []
             ),
             folder=labels.get(_FOLDER, ""),
+            files=tuple(Path(file).name for file in labels.get(_FILES, "").split(",") if file),
         )
     except DockerException:
         # Removed between listing and looking.

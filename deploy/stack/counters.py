@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 _TOKENS = "sglang:realtime_tokens_total"
-_MEGABYTES = "sglang:kv_transfer_total_mb_sum"
-_TRANSFERS = "sglang:kv_transfer_total_mb_count"
-MEGABYTE = 1024**2
 
 
 @dataclass(frozen=True)
@@ -18,22 +15,13 @@ class Counters:
     Attributes:
         computed: prompt tokens whose KV cache it computed.
         decoded: tokens it wrote in decode batches.
-        transfers: KV transfers it finished.
-        transferred: bytes of KV cache it sent.
     """
 
     computed: float = 0
     decoded: float = 0
-    transfers: float = 0
-    transferred: float = 0
 
     def __sub__(self, other: "Counters") -> "Counters":
-        return Counters(
-            self.computed - other.computed,
-            self.decoded - other.decoded,
-            self.transfers - other.transfers,
-            self.transferred - other.transferred,
-        )
+        return Counters(self.computed - other.computed, self.decoded - other.decoded)
 
 
 def parse_counters(text: str) -> Counters:
@@ -42,25 +30,22 @@ def parse_counters(text: str) -> Counters:
     Raises:
         ValueError: the text is not in Prometheus' format.
     """
-    sums: dict[tuple[str, str], float] = defaultdict(float)
+    sums: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            sums[(sample.name, sample.labels.get("mode", ""))] += sample.value
-    return Counters(
-        computed=sums[(_TOKENS, "prefill_compute")],
-        decoded=sums[(_TOKENS, "decode")],
-        transfers=sums[(_TRANSFERS, "")],
-        transferred=sums[(_MEGABYTES, "")] * MEGABYTE,
-    )
+            if sample.name == _TOKENS:
+                sums[sample.labels.get("mode", "")] += sample.value
+    return Counters(computed=sums["prefill_compute"], decoded=sums["decode"])
 
 
-def crossing(prefill: Counters, decode: Counters, prompt_tokens: int, answer_tokens: int) -> list[str]:
+def crossing(prefill: Counters, decode: Counters, sent: int, prompt_tokens: int, answer_tokens: int) -> list[str]:
     """Say what contradicts that one request was prefilled by one engine and decoded by the other.
 
     Args:
         prefill: what prefill's counters gained during the request.
         decode: what decode's gained.
-        prompt_tokens: length of the prompt by the server's count; nothing of it was cached.
+        sent: bytes that NIXL sent from prefill during the request.
+        prompt_tokens: how many tokens of the prompt at least no cache could know.
         answer_tokens: length of the answer. Prefill writes the first token, decode the others.
     """
     found: list[str] = []
@@ -72,6 +57,6 @@ def crossing(prefill: Counters, decode: Counters, prompt_tokens: int, answer_tok
         found.append(f"decode wrote {decode.decoded:.0f} of {answer_tokens} tokens")
     if decode.computed:
         found.append(f"decode computed {decode.computed:.0f} prompt tokens itself")
-    if not prefill.transferred or not prefill.transfers:
-        found.append("prefill sent no KV cache")
+    if sent <= 0:
+        found.append("NIXL sent no bytes from prefill")
     return found

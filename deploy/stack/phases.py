@@ -6,12 +6,12 @@ from collections.abc import Iterable
 # What SGLang 0.5.23 and its router log, in the order in which a start passes through it.
 PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("starting Python", re.compile(r"")),
-    ("reading arguments", re.compile(r"server_args=|ServerArgs\(")),
+    ("starting ranks", re.compile(r"server_args=|ServerArgs\(")),
     ("joining ranks", re.compile(r"Init (parallel|torch distributed) begin")),
     ("loading weights", re.compile(r"Load weight begin")),
     ("allocating KV cache", re.compile(r"Load weight end")),
     ("capturing graphs", re.compile(r"Capture .*(graph|begin)", re.IGNORECASE)),
-    ("starting HTTP server", re.compile(r"Memory pool end|max_total_num_tokens=|Uvicorn running")),
+    ("starting scheduler", re.compile(r"Memory pool end|max_total_num_tokens=|Uvicorn running")),
     ("warming up", re.compile(r"Start of pd disaggregation warmup")),
     ("ready", re.compile(r"The server is fired up and ready to roll")),
 )

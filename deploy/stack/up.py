@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,6 @@ from deploy.host.errors import HostError
 from deploy.host.gpus import require_node
 from deploy.image.build import BuildEvent, ImageReference, ensure_image
 from deploy.model.folder import require_model
-from deploy.model.tiny import generate
 from deploy.spec.load import SpecFile
 from deploy.spec.model import Spec, cdi_device
 from deploy.stack import phases
@@ -24,6 +23,7 @@ from deploy.stack.client import endpoint
 from deploy.stack.compose import ENGINES, ROUTER, RoleState, Stack
 from deploy.stack.environment import Facts, Variable, render, variables
 from deploy.stack.events import Event, Report, Running, step
+from deploy.stack.preview import require_known_variables
 from deploy.stack.state import State, copy_api_key, write
 
 MEBIBYTE = 1024**2
@@ -53,12 +53,18 @@ class Result:
 
 
 def plan(root: Path, spec_file: SpecFile, state: State, image: str) -> tuple[Stack, list[Variable]]:
-    """The stack a spec describes and the variables it gives to the compose files. Nothing is written or started."""
+    """The stack a spec describes and the variables it gives to the compose files. Nothing is written or started.
+
+    Raises:
+        SpecError: `[variables]` names one that the compose files do not know.
+    """
     spec = spec_file.spec
     stack = Stack(root, state.environment, spec.profile, spec.transport)
     key = state.api_key if spec.router.api_key_file else None
     facts = Facts(image, model_folder(spec_file, state), key, probe.lowered_limits())
-    return stack, variables(spec_file, facts)
+    lines = variables(spec_file, facts)
+    require_known_variables(spec_file, stack.files, lines)
+    return stack, lines
 
 
 def model_folder(spec_file: SpecFile, state: State) -> Path:
@@ -87,7 +93,7 @@ def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
             stack, _ = plan(root, spec_file, state, "")
             running.outcome = check_host(stack, spec_file.spec)
         with step("image", report) as running:
-            image = ensure_image(root, progress=_build_progress(running))
+            image = ensure_image(root, progress=build_progress(running))
             origin = "built" if image.built else "already here"
             running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {origin}"
         with step("model", report) as running:
@@ -212,13 +218,18 @@ def _role_failed(stack: Stack, container: RoleState, failure: str, phase: str, s
 def _prepare_model(spec_file: SpecFile, state: State) -> str:
     folder = model_folder(spec_file, state)
     if spec_file.spec.profile == "cpu":
+        # Here and not above: it loads numpy, which the other verbs need not wait for.
+        from deploy.model.tiny import generate
+
         probe.require_space(folder, TINY_MODEL_BYTES, "the generated model")
         generate(folder)
     require_model(folder)
     return str(folder)
 
 
-def _build_progress(running: Running):
+def build_progress(running: Running) -> Callable[[BuildEvent], None]:
+    """Show the image's build as the progress of a step."""
+
     def progress(event: BuildEvent) -> None:
         if event.state != "log":
             running.progress(f"{event.phase}: {event.step}", event.done, event.total)

@@ -1,0 +1,29 @@
+#!/bin/sh
+# Brings /opt/venv to a locked environment and compiles what is new. Runs inside the image build.
+#   /run/environment    pyproject.toml and uv.lock
+#   /run/wheels         wheels kept from build to build, used only if /run/keep_wheels is there
+#   /run/ca.pem         certificate authorities for the package index, if the image's own will not do
+set -eu
+umask 022
+export UV_PROJECT_ENVIRONMENT=/opt/venv UV_PYTHON=/usr/bin/python3 UV_PYTHON_DOWNLOADS=never UV_NO_BUILD=1
+export PYTHONHASHSEED=0
+if [ -s /run/ca.pem ]; then export SSL_CERT_FILE=/run/ca.pem; fi
+if [ -e /run/keep_wheels ]; then
+    export UV_CACHE_DIR=/run/wheels UV_LINK_MODE=copy
+else
+    # On the file system of the tree itself: wheels are unpacked once and linked into place.
+    export UV_CACHE_DIR=/opt/wheels UV_LINK_MODE=hardlink
+fi
+/run/uv sync --frozen --only-group engine --no-install-project --directory /run/environment
+rm -rf /opt/wheels /opt/venv/.lock /opt/venv/.gitignore
+
+# Without bytecode each process would compile all it imports. Unchecked: nothing may depend on a file's time.
+# A few wheels carry templates that are not Python, hence the disregard for the exit code.
+changed="-newermt @$SOURCE_DATE_EPOCH"
+# shellcheck disable=SC2086 # two words
+find /opt/venv/lib -name '*.py' $changed > /tmp/sources
+echo "Compiling $(wc -l < /tmp/sources) files"
+/opt/venv/bin/python -m compileall -qq -j 0 --invalidation-mode unchecked-hash -i /tmp/sources > /dev/null || true
+
+# shellcheck disable=SC2086
+find /opt -depth $changed -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
