@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 import random
@@ -30,13 +29,12 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 
 from loadtest import workload
+from loadtest.client import EPOCH, new_sample, perform
 from loadtest.samples import Sample, Tick, to_line
-from loadtest.sse import StreamRecord
-from loadtest.stream import Connection, Limits, StreamError
+from loadtest.stream import Connection, Limits
 
 TICK = 0.5
 LAG_TIMER = 0.01
-EPOCH = time.time() - time.perf_counter()
 
 runners.WORKER_REPORT_INTERVAL = TICK
 log = logging.getLogger("loadtest")
@@ -52,6 +50,10 @@ class Recorder:
         self.lag = self.late = 0.0
         self._cpu = time.process_time()
         self._at = time.perf_counter()
+
+    def read(self, arrivals: int, late: float) -> None:
+        self.arrivals += arrivals
+        self.late = max(self.late, late)
 
     def watch_lag(self) -> None:
         """Runs for ever: how late does a timer fire?"""
@@ -120,66 +122,20 @@ def connect() -> Connection:
 
 def stream(
     connection: Connection, request: workload.Request, environment: Environment, scheduled: float | None = None
-) -> StreamRecord:
-    """Sends one request, records its sample and tells Locust about it."""
-    plan = Setup.plan
-    record = StreamRecord(
-        plan.endpoint, keep_text=isinstance(plan.workload, workload.Synthetic) and plan.workload.turns > 1
-    )
-    payload = json.dumps(workload.body(plan, request)).encode()
-    path = "/generate" if plan.endpoint == "generate" else "/v1/chat/completions"
-    start = time.perf_counter()
-    sample = Sample(request.index, recorder.worker, EPOCH + start, 0.0, request.asked_input, request.asked_output)
-    if scheduled is not None:
-        sample.scheduled = EPOCH + scheduled
-
-    def on_headers(now: float) -> None:
-        sample.headers = now - start
-
-    def on_body(now: float, block: bytes) -> None:
-        sample.end = now - start
-        recorder.late = max(recorder.late, time.perf_counter() - now)
-        recorder.arrivals += record.feed(now, block)
-
+) -> str:
+    """Sends one request, records its sample, tells Locust about it and returns the answer's text."""
+    sample = new_sample(request, recorder.worker, scheduled)
     recorder.started += 1
     recorder.in_flight += 1
     try:
-        connection.post(path, payload, on_headers, on_body)
-        if record.error is not None:
-            sample.error, sample.detail = "server", record.error
-        elif record.usage is None:
-            sample.error, sample.detail = "no_usage", "the stream ended without token counts"
-    except StreamError as error:
-        sample.error, sample.detail, sample.status = error.kind, error.detail, error.status
-    except ValueError as error:
-        sample.error, sample.detail = "protocol", f"malformed event: {error}"
-    except gevent.GreenletExit:
-        sample.error, sample.detail = "cancelled", "the run ended first"
-        raise
+        return perform(connection, Setup.plan, request, sample, recorder.read)
     finally:
-        if not sample.ok:
-            sample.end = time.perf_counter() - start
         recorder.in_flight -= 1
         recorder.finished += sample.ok
         recorder.failed += not sample.ok and sample.error != "cancelled"
-        fill(sample, record, start)
         recorder.queue.append(sample)
         if sample.error != "cancelled":
             fire(environment, sample)
-    return record
-
-
-def fill(sample: Sample, record: StreamRecord, start: float) -> None:
-    sample.times = [t - start for t in record.times]
-    sample.counts = record.counts
-    sample.first_token = sample.times[0] if sample.times else None
-    sample.first_content = record.first_content - start if record.first_content is not None else None
-    sample.finish = record.finish
-    if record.usage is not None:
-        sample.prompt_tokens = record.usage.prompt
-        sample.completion_tokens = record.usage.completion
-        sample.cached_tokens = record.usage.cached
-        sample.reasoning_tokens = record.usage.reasoning
 
 
 def fire(environment: Environment, sample: Sample) -> None:
@@ -226,8 +182,8 @@ class StreamingUser(User):
             if Setup.stopping:
                 return
             request = workload.turn_request(plan, kind, session, turn, history)
-            record = stream(self.connection, request, self.environment)
-            history = [*request.messages, {"role": "assistant", "content": record.text}]
+            answer = stream(self.connection, request, self.environment)
+            history = [*request.messages, {"role": "assistant", "content": answer}]
 
     def arrive(self, plan: workload.Plan, rate: float) -> None:
         rng = random.Random(f"{plan.seed}:{recorder.worker}:arrivals")

@@ -34,8 +34,8 @@ class Sample:
     worker: str
     start: float
     end: float
-    asked_input: int | None
-    asked_output: int | None
+    asked_input: int | None = None
+    asked_output: int | None = None
     headers: float | None = None
     first_token: float | None = None
     first_content: float | None = None

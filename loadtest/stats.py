@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -102,6 +103,7 @@ def ratio(new: Sequence[float], old: Sequence[float]) -> tuple[float, float | No
     return math.exp(centre), math.exp(centre - half), math.exp(centre + half)
 
 
+@lru_cache
 def student(freedom: float) -> float:
     """97.5 % quantile of Student's t, by bisection on its distribution function (Simpson's rule on the density)."""
     if freedom <= 0:

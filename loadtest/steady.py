@@ -20,21 +20,27 @@ def truncation(rates: Sequence[float]) -> int | None:
     if series.size < MIN_BINS:
         return None
     half = series.size // 2
-    errors = [series[start:].var() / (series.size - start) for start in range(half + 1)]
-    best = int(np.argmin(errors))
+    centred = series - series.mean()
+    left = np.arange(series.size, 0, -1)
+    sums = np.cumsum(centred[::-1])[::-1] / left
+    squares = np.cumsum((centred**2)[::-1])[::-1] / left
+    best = int(np.argmin(((squares - sums**2) / left)[: half + 1]))
     if best >= half or series.size - best < MIN_BINS // 2:
         return None
     rest = series[best:]
     return best if rest.mean() > 0 and not drifts(rest) else None
 
 
-def drifts(rates: Sequence[float] | np.ndarray, limit: float = 0.10) -> bool:
-    """Do the halves of a series differ by more than `limit` of its mean and twice their standard error?"""
+def drifts(rates: Sequence[float] | np.ndarray, limit: float = 0.10, errors: float = 2.0) -> bool:
+    """Do the halves of a series differ by more than `limit` of its mean and by `errors` standard errors?
+
+    The noise is that of the calmer half: a step inside one half would otherwise pass for noise.
+    """
     series = np.asarray(rates, dtype=float)
     if series.size < 4:
         return False
     middle = series.size // 2
     first, second = series[:middle], series[middle:]
     change = abs(float(second.mean() - first.mean()))
-    noise = float(np.sqrt(first.var(ddof=1) / first.size + second.var(ddof=1) / second.size))
-    return change > limit * max(float(series.mean()), 1e-9) and change > 2 * noise
+    noise = float(np.sqrt(min(first.var(ddof=1), second.var(ddof=1)) * (1 / first.size + 1 / second.size)))
+    return change > limit * max(float(series.mean()), 1e-9) and change > errors * noise

@@ -113,8 +113,7 @@ class Connection:
             while not response.message_complete:
                 block, now = self._receive(sock)
                 if not block:
-                    response.feed(b"")
-                    if response.message_complete:
+                    if _ends_here(response):
                         break
                     where = "inside the stream" if response.headers_complete else "before the response"
                     raise StreamError("cut", f"the connection was closed {where}", _status(response))
@@ -186,6 +185,15 @@ class Connection:
         sock.settimeout(self._limits.silence)
         self._sock = sock
         return sock
+
+
+def _ends_here(response: HTTPResponse) -> bool:
+    """Is a closed connection the proper end of this response (one without length and chunks)?"""
+    try:
+        response.feed(b"")
+    except HTTPParseError:
+        return False
+    return response.message_complete
 
 
 def _status(response: HTTPResponse) -> int | None:

@@ -13,8 +13,11 @@ import argparse
 import asyncio
 import json
 import ssl
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -26,7 +29,7 @@ class Scenario:
     """Times in seconds. `tokens_per_chunk` > 1 is speculation; `pieces` > 1 sends each event in that many writes."""
 
     first: float = 0.05
-    gap: float = 0.01
+    gap: float = 0.025
     tokens_per_chunk: int = 1
     pieces: int = 1
     empty_deltas: int = 0
@@ -49,8 +52,8 @@ class Scenario:
 
 SCENARIOS: dict[str, Scenario] = {
     "plain": Scenario(),
-    "speculative": Scenario(tokens_per_chunk=3, gap=0.03),
-    "speculative-counted": Scenario(tokens_per_chunk=3, gap=0.03, continuous_usage=True),
+    "speculative": Scenario(tokens_per_chunk=3, gap=0.06),
+    "speculative-counted": Scenario(tokens_per_chunk=3, gap=0.06, continuous_usage=True),
     "split": Scenario(pieces=2),
     "shredded": Scenario(pieces=7, crlf=True),
     "empty": Scenario(empty_deltas=2),
@@ -66,7 +69,7 @@ SCENARIOS: dict[str, Scenario] = {
     "silent": Scenario(silent=True),
     "garbage": Scenario(garbage=True),
     "short": Scenario(short_by=3),
-    "lockstep": Scenario(lockstep=True, gap=0.02),
+    "lockstep": Scenario(lockstep=True, gap=0.04),
     "warming": Scenario(slow_start=4.0),
     "flood": Scenario(first=0.0, gap=0.0),
 }
@@ -198,7 +201,6 @@ class Server:
             finished = await self._tokens(stream, scenario, max(1, count - scenario.short_by))
             await writer.drain()
             if not finished:
-                writer.transport.abort()
                 return False
         finally:
             self.counters.running -= 1
@@ -223,7 +225,7 @@ class Server:
         slow = 4.0 if time.perf_counter() - self.begin < scenario.slow_start else 1.0
         due = time.perf_counter() + scenario.first * slow
         sent = 0
-        while sent < count or scenario.endless:
+        while (sent < count or scenario.endless) and not stream.writer.is_closing():
             if scenario.lockstep:
                 await self._step(scenario.gap)
             elif (wait := due - time.perf_counter()) > 0:
@@ -350,6 +352,20 @@ async def run(port: int, ready: Callable[[int], None], api_key: str | None, cert
     ready(cast("tuple[str, int]", server.sockets[0].getsockname())[1])
     async with server:
         await server.serve_forever()
+
+
+@contextmanager
+def running(*arguments: str) -> Generator[str]:
+    """A server in a process of its own, for tests; gives its base URL."""
+    command = [sys.executable, "-m", "loadtest.testserver", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        yield f"{'https' if '--certificate' in arguments else 'http'}://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def main() -> None:

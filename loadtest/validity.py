@@ -106,7 +106,7 @@ def _steadiness(evidence: Evidence) -> Iterable[Finding]:
     if evidence.users is not None and evidence.end > evidence.begin:
         rates = timeline(evidence.samples, evidence.begin, evidence.end)["output"]
         whole = int(evidence.end - evidence.begin)
-        if steady.drifts(rates[:whole]):
+        if steady.drifts(rates[:whole], errors=3.0):
             half = whole // 2
             first, second = sum(rates[:half]) / max(1, half), sum(rates[half:whole]) / max(1, whole - half)
             yield _reject("drift", f"the token rate moved within the window: {first:.1f}/s, then {second:.1f}/s")

@@ -216,6 +216,11 @@ def trace_request(plan: Plan, rows: Sequence[TraceRow], index: int) -> Request:
     return Request(index, [_user(text)], own + plan.vocabulary.overhead, row.output)
 
 
+def path(plan: Plan) -> str:
+    """The endpoint's path."""
+    return "/generate" if plan.endpoint == "generate" else "/v1/chat/completions"
+
+
 def body(plan: Plan, request: Request) -> dict[str, Any]:
     """The JSON body. `ignore_eos` makes the output length what was asked."""
     if plan.endpoint == "generate":

@@ -215,11 +215,11 @@ def write_context(context: Path, inputs: ImageInputs, files: dict[LockedPackage,
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     # A mount needs its folder even when no file is in it.
-    (context / "engine/cpu_standins").mkdir(exist_ok=True)
+    (context / "packages/engine/cpu_standins").mkdir(exist_ok=True)
     for path in context.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    shutil.copyfile(uv, context / "uv")
-    (context / "uv").chmod(0o755)
+    shutil.copyfile(uv, context / "tools/uv")
+    (context / "tools/uv").chmod(0o755)
     write_bootstrap([files[package] for package in inputs.packages if package.essential], context / "bootstrap.tar")
 
 

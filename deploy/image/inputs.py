@@ -28,17 +28,17 @@ ENGINE_GROUP = "engine"
 # Where each input lies: in the repository -> in the build context. Folders are taken whole.
 SOURCES = {
     "Dockerfile": "Dockerfile",
-    "deploy/image/apply_patches.py": "apply_patches.py",
-    "deploy/image/install_wheels.sh": "install_wheels.sh",
-    "deploy/image/rootfs.sh": "rootfs.sh",
-    "engine/cpu_standins": "engine/cpu_standins",
-    "engine/engine_runtime": "engine/engine_runtime",
-    "engine/pyproject.toml": "engine/pyproject.toml",
-    "kernels/pyproject.toml": "kernels/pyproject.toml",
-    "kernels/sm120_kernels": "kernels/sm120_kernels",
+    "deploy/image/apply_patches.py": "patches/apply_patches.py",
+    "deploy/image/install_wheels.sh": "tools/install_wheels.sh",
+    "deploy/image/rootfs.sh": "rootfs/rootfs.sh",
+    "engine/cpu_standins": "packages/engine/cpu_standins",
+    "engine/engine_runtime": "packages/engine/engine_runtime",
+    "engine/pyproject.toml": "packages/engine/pyproject.toml",
+    "kernels/pyproject.toml": "packages/kernels/pyproject.toml",
+    "kernels/sm120_kernels": "packages/kernels/sm120_kernels",
     "patches": "patches",
 }
-ENVIRONMENT_FILES = ("Dockerfile", "rootfs.sh", "install_wheels.sh", "torch-environment/", "engine-environment/")
+ENVIRONMENT_FILES = ("Dockerfile", "rootfs/", "tools/", "torch-environment/", "engine-environment/")
 
 
 @dataclass(frozen=True)

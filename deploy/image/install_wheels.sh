@@ -1,20 +1,20 @@
 #!/bin/sh
 # Brings /opt/venv to a locked environment and compiles what is new. Runs inside the image build.
-#   /run/environment    pyproject.toml and uv.lock
-#   /run/wheels         wheels kept from build to build, used only if /run/keep_wheels is there
-#   /run/ca.pem         certificate authorities for the package index, if the image's own will not do
+#   /tmp/environment    pyproject.toml and uv.lock
+#   /tmp/wheels         wheels kept from build to build, used only if /tmp/keep_wheels is there
+#   /tmp/ca.pem         certificate authorities for the package index, if the image's own will not do
 set -eu
 umask 022
 export UV_PROJECT_ENVIRONMENT=/opt/venv UV_PYTHON=/usr/bin/python3 UV_PYTHON_DOWNLOADS=never UV_NO_BUILD=1
 export PYTHONHASHSEED=0
-if [ -s /run/ca.pem ]; then export SSL_CERT_FILE=/run/ca.pem; fi
-if [ -e /run/keep_wheels ]; then
-    export UV_CACHE_DIR=/run/wheels UV_LINK_MODE=copy
+if [ -s /tmp/ca.pem ]; then export SSL_CERT_FILE=/tmp/ca.pem; fi
+if [ -e /tmp/keep_wheels ]; then
+    export UV_CACHE_DIR=/tmp/wheels UV_LINK_MODE=copy
 else
     # On the file system of the tree itself: wheels are unpacked once and linked into place.
     export UV_CACHE_DIR=/opt/wheels UV_LINK_MODE=hardlink
 fi
-/run/uv sync --frozen --only-group engine --no-install-project --directory /run/environment
+/tmp/tools/uv sync --frozen --only-group engine --no-install-project --directory /tmp/environment
 rm -rf /opt/wheels /opt/venv/.lock /opt/venv/.gitignore
 
 # Without bytecode each process would compile all it imports. Unchecked: nothing may depend on a file's time.

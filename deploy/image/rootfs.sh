@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the locked packages into /out. Runs in a system that was only unpacked from them, without network.
-#   /debs/essential/*.deb, /debs/other/*.deb   the packages
-#   /debs/expected                             "name version architecture" of each, sorted
+#   /tmp/debs/essential/*.deb, /tmp/debs/other/*.deb   the packages
+#   /tmp/debs/expected                             "name version architecture" of each, sorted
 set -eu
 umask 022
 export LC_ALL=C.UTF-8 TZ=UTC DEBIAN_FRONTEND=noninteractive DEBCONF_NONINTERACTIVE_SEEN=true
@@ -15,7 +15,7 @@ mknod -m 666 /out/dev/null c 1 3
 : > /out/var/lib/dpkg/status
 
 # The packages' own scripts run inside /out and need a shell, coreutils, dpkg …: unpack those first, install afterwards.
-for deb in /debs/essential/*.deb; do
+for deb in /tmp/debs/essential/*.deb; do
     dpkg-deb --fsys-tarfile "$deb" | tar --extract --directory /out --keep-directory-symlink
 done
 
@@ -25,15 +25,15 @@ install() {
         --path-exclude='/usr/share/man/*' --path-exclude='/usr/share/info/*' --path-exclude='/usr/share/locale/*' \
         "$@"
 }
-install --install /debs/essential/base-passwd.deb /debs/essential/base-files.deb
-install --unpack /debs/essential/*.deb
+install --install /tmp/debs/essential/base-passwd.deb /tmp/debs/essential/base-files.deb
+install --unpack /tmp/debs/essential/*.deb
 install --configure --pending
-install --unpack /debs/other/*.deb
+install --unpack /tmp/debs/other/*.deb
 install --configure --pending
 
 dpkg-query --admindir=/out/var/lib/dpkg --show --showformat='${Package} ${Version} ${Architecture} ${db:Status-Status}\n' \
     | sort > /tmp/installed
-sed 's/$/ installed/' /debs/expected | diff -u - /tmp/installed
+sed 's/$/ installed/' /tmp/debs/expected | diff -u - /tmp/installed
 
 echo 'engine:x:65532:65532::/tmp:/usr/sbin/nologin' >> /out/etc/passwd
 echo 'engine:x:65532:' >> /out/etc/group
@@ -41,6 +41,9 @@ echo 'engine:x:65532:' >> /out/etc/group
 install_directory() { mkdir -p "/out$1" && chown 65532:65532 "/out$1"; }
 install_directory /var/cache/engine
 : > /out/etc/machine-id
+# The container engine mounts these; if it had to make them first, each build step would change /etc.
+: > /out/etc/hosts
+: > /out/etc/resolv.conf
 
 # What differs from run to run.
 rm -rf /out/dev/* /out/tmp/* /out/run/* /out/var/cache/ldconfig /out/var/cache/debconf/*-old /out/var/lib/dpkg/*-old \

@@ -4,6 +4,9 @@ It gives a machine without GPUs something to serve that every part of SGLang tak
 writes is a chain of random words; what counts is that greedy decoding of the same prompt always gives the same chain.
 """
 
+# tokenizers and safetensors carry no complete types.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 import json
 import shutil
 import tempfile
@@ -110,8 +113,8 @@ def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
 def _tokenizer() -> Tokenizer:
     vocabulary, merges = _vocabulary()
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[attr-defined]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[attr-defined]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     return tokenizer
 

@@ -39,7 +39,9 @@ def settings(config: Mapping[str, Any], files: Iterable[Path], variables: Iterab
     raw = [(file.name, _services(file.read_text())) for file in files]
     known = {variable.name: variable for variable in variables}
     found: list[Setting] = []
-    for service, effective in config["services"].items():
+    services: dict[str, Any] = config["services"]
+    for service in sorted(services, key=lambda name: (name != "prefill", name)):
+        effective: dict[str, Any] = services[service]
         found += _arguments(service, effective, raw, known)
         environment: dict[str, Any] = effective.get("environment") or {}
         for name, value in sorted(environment.items()):
@@ -52,7 +54,7 @@ def settings(config: Mapping[str, Any], files: Iterable[Path], variables: Iterab
                 None,
             )
             origin = _origin(*place, known) if place else "unknown"
-            found.append(Setting(service, "environment", name, "" if value is None else str(value), origin))
+            found.append(Setting(service, "environment", name, "" if value is None else _unescaped(str(value)), origin))
     return found
 
 
@@ -71,7 +73,8 @@ def _arguments(
     for name, services in raw:
         if isinstance(node := services.get(service, {}).get("command"), yaml.SequenceNode):
             file, nodes = name, node.value
-    command: list[str] = effective.get("command") or []
+    raw_command: list[str] = effective.get("command") or []
+    command = [_unescaped(item) for item in raw_command]
     found = [
         Setting(service, "argument", "", value, _origin(file, node, known))
         for value, node in zip(command, nodes, strict=True)
@@ -91,6 +94,11 @@ def _origin(file: str, node: yaml.Node, known: Mapping[str, Variable]) -> str:
     if set_by:
         return ", ".join(f"{variable.origin} via {variable.name}" for variable in set_by)
     return f"{place} default" if names else place
+
+
+def _unescaped(value: str) -> str:
+    """Undo the doubling of $ with which Compose prints a value that it would read back."""
+    return value.replace("$$", "$")
 
 
 def _services(text: str) -> dict[str, dict[str, yaml.Node]]:

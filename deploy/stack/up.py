@@ -201,8 +201,10 @@ def wait_healthy(stack: Stack, roles: tuple[str, ...], state: State, report: Rep
 def _failure(container: RoleState, restarts: int) -> str | None:
     if container.out_of_memory:
         return "the kernel killed it for lack of memory"
-    if container.restarts > restarts or container.status in ("exited", "dead", "restarting", "removing"):
+    if container.status in ("exited", "dead", "restarting", "removing"):
         return f"it ended with exit code {container.exit_code}"
+    if container.restarts > restarts:
+        return "it died and was started again"
     if container.health == "unhealthy":
         return "its health check fails"
     return None

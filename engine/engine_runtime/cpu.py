@@ -58,9 +58,11 @@ def apply(api: Any) -> None:
         config.pthrDelay = PROGRESS_THREAD_DELAY_US
         return native_agent(name, config)
 
-    class HostMemoryAgent(api.nixl_agent):
+    agent_class: Any = api.nixl_agent
+
+    class HostMemoryAgent(agent_class):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
+            agent_class.__init__(self, *args, **kwargs)
             memory_types: dict[str, Any] = self.nixl_mems
             memory_types["VRAM"] = memory_types["DRAM"]
 

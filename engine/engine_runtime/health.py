@@ -5,11 +5,13 @@ with requests) and the driver shows exactly the GPUs that the role should have: 
 reload of systemd and keep its processes. The router is healthy when it has a healthy worker of each kind.
 """
 
+import importlib
 import os
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from typing import Any
 
 PATHS = {"engine": "/health", "router": "/readiness"}
 PORT = 30000
@@ -50,8 +52,8 @@ def fetch_local(path: str) -> int:
 
 def count_gpus() -> int:
     """Number of GPUs that NVML sees in this container."""
-    import pynvml
-
+    # Here, because a machine without a driver need not have it.
+    pynvml: Any = importlib.import_module("pynvml")
     try:
         pynvml.nvmlInit()
         return pynvml.nvmlDeviceGetCount()

@@ -1,12 +1,14 @@
 """Role entry point of the containers: `python -m engine_runtime.launch ROLE ARGUMENT...`.
 
 ROLE is `prefill`, `decode`, `engine` (one server that does both) or `router`; the arguments are SGLang's or its
-router's own. Further arguments come from the variable EXTRA_ARGUMENTS. The router reads its keys from the secret files, so that
-they appear in no argument list, environment or log. The engines have none: only the router can reach them, and
-SGLang's `/server_info` would print it.
+router's own. Further arguments come from the variable EXTRA_ARGUMENTS.
+
+The router reads its keys from the secret files, so that they appear in no argument list, environment or log. The
+engines have none: only the router can reach them, and SGLang would print the key in its log and in `/server_info`.
 """
 
 import argparse
+import importlib
 import os
 import secrets
 import shlex
@@ -14,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 from engine_runtime import cpu
 
@@ -95,18 +98,14 @@ def check_exposure(published_address: str, api_key: str | None) -> None:
 
 def run_engine(rest: list[str]) -> None:
     """Run SGLang's server in this process until it ends."""
-    from sglang.launch_server import run_server
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import prepare_server_args
-    from sglang.srt.utils import kill_process_tree
-
-    load_plugins()
+    server, plugins = _import("sglang.launch_server"), _import("sglang.srt.plugins")
+    plugins.load_plugins()
     if cpu.wanted() and not cpu.applied():
         raise UsageError("SGLang did not load the CPU plug-in: is engine-runtime installed, is SGLANG_PLUGINS set?")
     try:
-        run_server(prepare_server_args(rest))
+        server.run_server(server.prepare_server_args(rest))
     finally:
-        kill_process_tree(os.getpid(), include_parent=False)
+        server.kill_process_tree(os.getpid(), include_parent=False)
 
 
 def run_router(rest: list[str], api_key: str | None, admin_key: str | None) -> None:
@@ -118,17 +117,20 @@ def run_router(rest: list[str], api_key: str | None, admin_key: str | None) -> N
         admin_key: Key for adding workers, flushing caches and loading modules; None locks these for everyone.
     """
     # Not sglang_router.launch_router: it imports torch, which costs seconds and half a gigabyte.
-    from sglang_router.router import Router
-    from sglang_router.router_args import RouterArgs
-
+    router_args, router = _import("sglang_router.router_args").RouterArgs, _import("sglang_router.router").Router
     parser = argparse.ArgumentParser(prog="router", allow_abbrev=False)
-    RouterArgs.add_cli_args(parser)
-    router_arguments = RouterArgs.from_cli_args(parser.parse_args(rest))
+    router_args.add_cli_args(parser)
+    router_arguments = router_args.from_cli_args(parser.parse_args(rest))
     router_arguments.api_key = api_key
     router_arguments.control_plane_api_keys = [
         ("admin", "admin", admin_key or secrets.token_urlsafe(32), "admin"),
     ]
-    Router.from_args(router_arguments).start()
+    router.from_args(router_arguments).start()
+
+
+def _import(name: str) -> Any:
+    """A module that only the image has, and only the role that uses it should load."""
+    return importlib.import_module(name)
 
 
 def main() -> None:

@@ -31,9 +31,7 @@ def assign_req_to_token_pool_cpu(
     del pool_len
     slots = out_cache_loc.to(req_to_token.dtype)
     position = 0
-    for row, start, end in zip(
-        req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True
-    ):
+    for row, start, end in zip(req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True):
         req_to_token[row, start:end] = slots[position : position + end - start]
         position += end - start
 

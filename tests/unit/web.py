@@ -1,0 +1,46 @@
+"""A web server for tests: serves a folder on a free port of the loopback, and counts."""
+
+import http.server
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Attributes: requested, the paths asked for, in order of arrival."""
+
+    requested: list[str]
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@contextmanager
+def serve(folder: Path) -> Generator[Server]:
+    """Serve a folder until the block ends."""
+    requested: list[str] = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, directory=str(folder), **kwargs)
+
+        def do_GET(self) -> None:
+            requested.append(self.path)
+            super().do_GET()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = Server(("127.0.0.1", 0), Handler)
+    server.requested = requested
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
