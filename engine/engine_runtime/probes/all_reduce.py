@@ -45,7 +45,6 @@ def main() -> int:
         processes = [Process([*module, *arguments, "--rank", str(number)], environment) for number in range(ranks)]
         limits = {"start": STARTING_SECONDS, "first": options.limit, "small": options.limit, "large": options.limit}
         ended = run_together(processes, limits)
-    measured = next((message for message in processes[0].messages if "seconds" in message), {})
     say(
         probe="all_reduce",
         device=options.device,
@@ -53,8 +52,8 @@ def main() -> int:
         peer_to_peer=options.peer_to_peer == "on",
         outcome=ended.outcome,
         said=ended.said,
-        seconds=measured.get("seconds"),
-        bytes_per_second=measured.get("bytes_per_second"),
+        seconds=processes[0].last("seconds"),
+        bytes_per_second=processes[0].last("bytes_per_second"),
     )
     return EXIT_STATUS[ended.outcome]
 

@@ -42,17 +42,22 @@ class Process:
     status: int | None = None
     ended_at: float = 0.0
 
-    def stage(self) -> str:
-        """The stage it reached last."""
-        return next((str(message["stage"]) for message in reversed(self.messages) if "stage" in message), "start")
+    def place(self, stages: list[str]) -> int:
+        """How far it came: the position of the last of these stages that it named, 0 before it names one."""
+        named = [message["stage"] for message in self.messages if "stage" in message]
+        return max((stages.index(stage) for stage in named if stage in stages), default=0)
+
+    def last(self, key: str) -> Any:
+        """The latest value it gave for a key, None if it gave none."""
+        return next((message[key] for message in reversed(self.messages) if key in message), None)
 
     def take(self, line: str) -> None:
         """Sort a line into messages and log."""
         try:
-            message = json.loads(line) if line.startswith("{") else None
-        except ValueError:
+            message: dict[str, Any] | None = json.loads(line) if line.startswith("{") else None
+        except (ValueError, RecursionError):
             message = None
-        if isinstance(message, dict):
+        if message is not None:
             self.messages.append(message)
         elif line.strip():
             self.log = [*self.log, line.rstrip()][-_LAST_LINES:]
@@ -107,7 +112,7 @@ def run_together(processes: Sequence[Process], limits: Mapping[str, float]) -> E
                         selector.unregister(key.fileobj)
                         processes[number].status = running[number].wait()
                         processes[number].ended_at = time.monotonic()
-                reached = min((process.stage() for process in processes), key=_place(order))
+                reached = order[min(process.place(order) for process in processes)]
                 if reached != stage:
                     stage, deadline = reached, time.monotonic() + limits[reached]
                 now = time.monotonic()
@@ -129,18 +134,13 @@ def run_together(processes: Sequence[Process], limits: Mapping[str, float]) -> E
     return _verdict(processes)
 
 
-def _place(order: list[str]) -> Any:
-    return lambda stage: order.index(stage) if stage in order else len(order)
-
-
 def _verdict(processes: Sequence[Process]) -> Ended:
     wrong = next((process for process in processes if process.status == WRONG_VALUES), None)
     if wrong:
-        return Ended("wrong_values", next((str(m["said"]) for m in reversed(wrong.messages) if "said" in m), ""))
+        return Ended("wrong_values", str(wrong.last("said") or ""))
     failed = [process for process in processes if process.status]
     if failed:
         # The first to fail is the cause; the others lose their peer.
         bad = min(failed, key=lambda process: process.ended_at)
-        said = next((str(m["said"]) for m in reversed(bad.messages) if "said" in m), "")
-        return Ended("failed", said or (bad.log[-1] if bad.log else f"exit status {bad.status}"))
+        return Ended("failed", str(bad.last("said") or (bad.log[-1] if bad.log else f"exit status {bad.status}")))
     return Ended("ok")

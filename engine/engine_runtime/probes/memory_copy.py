@@ -29,8 +29,7 @@ def main() -> int:
     for result in results:
         say(probe="memory_copy", **result)
     if ended.outcome in {"hang", "failed"}:
-        current = next((message["next"] for message in reversed(process.messages) if "next" in message), None)
-        say(probe="memory_copy", kind="ended", outcome=ended.outcome, said=ended.said, at=current)
+        say(probe="memory_copy", kind="ended", outcome=ended.outcome, said=ended.said, at=process.last("next"))
     return EXIT_STATUS[ended.outcome]
 
 

@@ -44,8 +44,7 @@ def main() -> int:
     ]
     ended = run_together(processes, {"start": CONNECT_SECONDS + 60, "transfer": options.limit + 5})
     sys.stderr.write("".join(f"{line}\n" for line in processes[0].log))
-    measured = next((message for message in processes[0].messages if "bytes_per_second" in message), {})
-    _result(options, ended.outcome, ended.said, measured.get("bytes_per_second"))
+    _result(options, ended.outcome, ended.said, processes[0].last("bytes_per_second"))
     return EXIT_STATUS[ended.outcome]
 
 
