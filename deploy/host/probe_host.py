@@ -91,6 +91,9 @@ class LocalMachine:
             except subprocess.TimeoutExpired as stuck:
                 out, err = stuck.stdout or b"", b""
             return Ran("slow", _decode(out), _decode(err))
+        except BaseException:
+            process.kill()
+            raise
         return Ran("ok" if process.returncode == 0 else "failed", _decode(out), _decode(err))
 
     def read(self, path: str) -> str | None:

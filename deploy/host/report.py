@@ -326,15 +326,15 @@ class AllReduceResult(Fact):
 
 
 class TransferResult(Fact):
-    """A NIXL transfer between two processes over one set of UCX transports."""
+    """A NIXL transfer between two processes."""
 
-    transport: str
-    """What was asked: the value of UCX_TLS."""
-    memory: str
+    transport: Literal["isolated", "p2p"]
+    """As in deploy.toml: each process in a container of its own with its own GPU, or both in one that has both."""
+    memory: Literal["cpu", "cuda"]
     outcome: Outcome
     bytes_per_second: float | None = None
     used: list[str] = []
-    """The transports that UCX says it chose."""
+    """The transports that UCX says it chose, such as `tcp`."""
     said: str = ""
 
 

@@ -321,7 +321,7 @@ def reduced(outcome: str, peer_to_peer: bool, speed: float | None = None) -> All
 
 def moved(outcome: str, speed: float | None = None) -> TransferResult:
     return TransferResult.model_validate(
-        {"transport": "all", "memory": "cuda", "outcome": outcome, "bytes_per_second": speed, "used": ["tcp"]}
+        {"transport": "isolated", "memory": "cuda", "outcome": outcome, "bytes_per_second": speed, "used": ["tcp"]}
     )
 
 

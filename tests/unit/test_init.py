@@ -156,7 +156,9 @@ def test_a_gpu_with_mig_is_left_out() -> None:
 
 def test_transport_follows_the_measurement() -> None:
     def transfer(transport: str, speed: float) -> TransferResult:
-        return TransferResult(transport=transport, memory="cuda", outcome="ok", bytes_per_second=speed)
+        return TransferResult.model_validate(
+            {"transport": transport, "memory": "cuda", "outcome": "ok", "bytes_per_second": speed}
+        )
 
     report = probe(host(EIGHT_GPUS))
     assert propose(report).transport == "isolated"

@@ -119,7 +119,8 @@ def peers(report: HostReport, needs: Needs) -> Iterator[Problem]:
 def transfers(report: HostReport, needs: Needs) -> Iterator[Problem]:
     """KV transfers that hang, are wrong, or fell back to TCP."""
     for result in report.active.transfers if report.active else []:
-        how = f"NIXL transfer of {result.memory} memory over UCX_TLS={result.transport}"
+        what = "GPU" if result.memory == "cuda" else "host"
+        how = f"NIXL transfer of {what} memory the {result.transport} way"
         if result.outcome != "ok":
             said = {"hang": "never completed", "wrong_values": "delivered wrong values", "failed": "failed"}
             yield error(
@@ -127,7 +128,7 @@ def transfers(report: HostReport, needs: Needs) -> Iterator[Problem]:
                 "prefill could not hand the KV cache to decode this way",
                 "choose the other transport in deploy.toml if it passes",
             )
-        elif result.bytes_per_second and result.bytes_per_second < SLOW_TRANSFER:
+        elif result.memory == "cuda" and result.bytes_per_second and result.bytes_per_second < SLOW_TRANSFER:
             used = ", ".join(result.used) or "transport unknown"
             yield warning(
                 f"{how} moves {result.bytes_per_second / 1e9:.2f} GB/s ({used})",

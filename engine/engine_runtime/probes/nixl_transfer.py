@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from engine_runtime.probes.bounded import EXIT_STATUS, HANG, WRONG_VALUES, Process, run_together, say
+from engine_runtime.probes.bounded import EXIT_STATUS, WRONG_VALUES, Outcome, Process, run_together, say
 
 REPEATS = 10
 CONNECT_SECONDS = 60.0
@@ -29,7 +29,12 @@ def main() -> int:
     if options.side == "target":
         return target(options)
     if options.side == "initiator":
-        return initiator(options)
+        try:
+            outcome, said, speed = initiator(options)
+        except Exception as error:
+            outcome, said, speed = "failed", f"{type(error).__name__}: {error}", None
+        _result(options, outcome, said, speed)
+        return EXIT_STATUS[outcome]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -74,8 +79,12 @@ def target(options: argparse.Namespace) -> int:
     return WRONG_VALUES if bad else 0
 
 
-def initiator(options: argparse.Namespace) -> int:
-    """Write into the target's memory, timed, and hear from it whether it arrived."""
+def initiator(options: argparse.Namespace) -> tuple[Outcome, str, float | None]:
+    """Write into the target's memory, timed, and hear from it whether it arrived.
+
+    Returns:
+        How it ended, the words for it, and bytes per second if it was right.
+    """
     with _connect(options.address) as link:
         link.settimeout(options.limit + CONNECT_SECONDS)
         _, memory, agent = _register("initiator", options, empty=False)
@@ -88,31 +97,33 @@ def initiator(options: argparse.Namespace) -> int:
         handle = agent.initialize_xfer("WRITE", agent.get_xfer_descs(memory), theirs, name)
         deadline = time.monotonic() + options.limit
         # The first transfer also connects.
-        if status := _write(agent, handle, deadline):
-            return status
+        if not _write(agent, handle, deadline):
+            return "hang", "the first transfer never completed", None
         started = time.perf_counter()
         for _ in range(REPEATS):
-            if status := _write(agent, handle, deadline):
-                return status
+            if not _write(agent, handle, deadline):
+                return "hang", "a transfer never completed", None
         speed = memory.numel() * 8 * REPEATS / (time.perf_counter() - started)
         _send(link, b"written")
         said = _receive(link).decode()
         agent.release_xfer_handle(handle)
-    _result(options, "wrong_values" if said else "ok", said, speed)
-    return WRONG_VALUES if said else 0
+    return ("wrong_values", said, None) if said else ("ok", "", speed)
 
 
-def _write(agent: Any, handle: Any, deadline: float) -> int:
-    """One transfer: 0, or the exit status that says what went wrong."""
+def _write(agent: Any, handle: Any, deadline: float) -> bool:
+    """One transfer; False if it was not done before the deadline.
+
+    Raises:
+        RuntimeError: NIXL reports an error.
+    """
     state = agent.transfer(handle)
     while state not in {"DONE", "ERR"}:
         if time.monotonic() > deadline:
-            say(said="a transfer never completed")
-            return HANG
+            return False
         state = agent.check_xfer_state(handle)
     if state == "ERR":
         raise RuntimeError("NIXL reports an error for the transfer")
-    return 0
+    return True
 
 
 def _register(name: str, options: argparse.Namespace, *, empty: bool) -> tuple[Any, Any, Any]:
