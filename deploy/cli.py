@@ -19,7 +19,7 @@ from python_on_whales.exceptions import DockerException
 from rich.console import Console
 from rich.live import Live
 
-from deploy import render
+from deploy import host_verbs, render
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
@@ -76,6 +76,7 @@ docker_app = typer.Typer(
     help="Start a Docker engine where there is none, and stop it again.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(docker_app, name="docker")
+app.add_typer(host_verbs.app)
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import lookalike
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from lookalike import EIGHT_GPUS, host
@@ -16,16 +15,9 @@ from typer.testing import CliRunner
 from deploy.doctor.finding import Finding, Needs, Severity
 from deploy.doctor.render import to_script
 from deploy.doctor.run import run_checks
-from deploy.doctor.verb import doctor
 from deploy.host.probe_host import probe
 from deploy.host.report import save
-
-app = typer.Typer()
-
-
-@app.command()
-def run(as_json: bool = False, fix_script: bool = False, saved: Path | None = None, limit: float = 2.5) -> None:
-    doctor(Needs(), as_json=as_json, fix_script=fix_script, saved=saved, limit=limit)
+from deploy.host_verbs import app
 
 
 @pytest.fixture
@@ -36,15 +28,15 @@ def broken(tmp_path: Path) -> str:
 
 
 def test_findings_name_cause_cure_and_link_without_colours_in_a_pipe(broken: str) -> None:
-    result = CliRunner().invoke(app, ["--saved", broken])
-    assert result.exit_code == 1
+    result = CliRunner().invoke(app, ["doctor", "--spec", "none.toml", "--host-report", broken])
+    assert result.exit_code == 3
     for words in ("0000:a4:00.0", "why", "$ sudo systemctl reboot", "open-gpu-kernel-modules/issues/1151", "2 errors"):
         assert words in result.output
     assert "\x1b" not in result.output
 
 
 def test_json_is_whole_and_typed(broken: str) -> None:
-    result = CliRunner().invoke(app, ["--saved", broken, "--as-json"])
+    result = CliRunner().invoke(app, ["doctor", "--spec", "none.toml", "--host-report", broken, "--json"])
     document = json.loads(result.output)
     assert document["schema_version"] == 1
     assert [finding["id"] for finding in document["findings"]] == ["gpu.lost", "gpu.xid"]
@@ -53,25 +45,25 @@ def test_json_is_whole_and_typed(broken: str) -> None:
 
 def test_a_healthy_host_ends_with_zero(tmp_path: Path) -> None:
     save(probe(host(EIGHT_GPUS)), tmp_path / "host.json")
-    result = CliRunner().invoke(app, ["--saved", str(tmp_path / "host.json")])
+    result = CliRunner().invoke(app, ["doctor", "--spec", "none.toml", "--host-report", str(tmp_path / "host.json")])
     assert (result.exit_code, "nothing found" in result.output) == (0, True)
 
 
 def test_a_file_that_is_no_report_ends_with_two_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("hello")
-    result = CliRunner().invoke(app, ["--saved", str(tmp_path / "x")])
-    assert result.exit_code == 2 and "not a host report" in result.output and "Traceback" not in result.output
+    result = CliRunner().invoke(app, ["doctor", "--spec", "none.toml", "--host-report", str(tmp_path / "x")])
+    assert result.exit_code == 2 and "--host-report" in result.output and "Traceback" not in result.output
 
 
 def test_this_machine_is_checked_in_three_seconds() -> None:
     started = time.monotonic()
-    result = CliRunner().invoke(app, ["--as-json"])
+    result = CliRunner().invoke(app, ["doctor", "--json"])
     assert time.monotonic() - started < 3
     assert json.loads(result.output)["checks"] > 30
 
 
 def test_the_fix_script_is_valid_shell_and_leaves_the_reboot_to_the_reader(broken: str, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["--saved", broken, "--fix-script"])
+    result = CliRunner().invoke(app, ["doctor", "--spec", "none.toml", "--host-report", broken, "--fix-script"])
     script = tmp_path / "fix.sh"
     script.write_text(result.output)
     assert subprocess.run(["sh", "-n", str(script)]).returncode == 0
