@@ -1,4 +1,4 @@
-"""`doctor --probe` in the real image: a real all-reduce and real NIXL transfers, and what happens when they go wrong."""
+"""`doctor --probe` in the real image: a real all-reduce, real NIXL transfers, and what it says when they go wrong."""
 
 import json
 import subprocess
@@ -49,10 +49,8 @@ def test_an_all_reduce_that_goes_wrong_says_how(image: str, plant: str, status: 
 
 @pytest.mark.parametrize(("plant", "status", "outcome"), [("wrong", 3, "wrong_values"), ("hang", 4, "hang")])
 def test_a_transfer_that_goes_wrong_says_how(image: str, plant: str, status: int, outcome: str) -> None:
-    size = f"--bytes={2**20}"
-    code, result, _ = probe(
-        image, "nixl_transfer", "pair", "--memory=cpu", size, f"--plant={plant}", f"--limit={LIMIT}"
-    )
+    small = ["--memory=cpu", f"--bytes={2**20}", f"--limit={LIMIT}"]
+    code, result, _ = probe(image, "nixl_transfer", "pair", *small, f"--plant={plant}")
     assert (code, result["outcome"]) == (status, outcome) and result["said"]
 
 
