@@ -4,14 +4,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 from deploy.host.machine import Machine
 from deploy.host.parsers.nvidia_smi import QUERY_FIELDS, parse_query, parse_transfer_rates
+from deploy.host.report import Gpu
 from deploy.status.sample import GpuSample, gpu_sample
+
+_QUERY = ("nvidia-smi", f"--query-gpu={','.join(QUERY_FIELDS)}", "--format=csv")
+
+
+def find_gpus(machine: Machine) -> list[Gpu]:
+    """The GPUs that the driver lists; empty without a driver."""
+    gpus, _ = parse_query(machine.run(*_QUERY).out)
+    return gpus
 
 
 def sample_gpus(machine: Machine) -> list[GpuSample]:
     """All GPUs by index; empty without a driver. Takes about a second: PCIe counters are sampled over that time."""
     with ThreadPoolExecutor(2) as pool:
-        query = pool.submit(machine.run, "nvidia-smi", f"--query-gpu={','.join(QUERY_FIELDS)}", "--format=csv")
+        query = pool.submit(find_gpus, machine)
         rates = pool.submit(machine.run, "nvidia-smi", "dmon", "-s", "t", "-c", "1")
-        gpus, _ = parse_query(query.result().out)
+        gpus = query.result()
         transfers = parse_transfer_rates(rates.result().out)
     return [gpu_sample(gpu, transfers.get(gpu.index)) for gpu in gpus]
