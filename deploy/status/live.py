@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from deploy.errors import DeployError
 from deploy.host.machine import Machine
-from deploy.host.probe_gpus import sample_gpus
+from deploy.host.probe_gpus import find_gpus, sample_gpus
 from deploy.host.report import Gpu
 from deploy.stack.compose import Stack
 from deploy.status.diagnosis import Diagnosis, Kind, diagnose, tokens_per_second
@@ -67,41 +68,44 @@ class RoleView:
 
 
 class Live:
-    """Takes samples of the engines of a running stack.
+    """Takes samples of the engines of a running stack, again and again.
 
     Args:
-        stack: the running stack.
         machine: this host.
-        gpus: the host's GPUs, to tell which of them a role has.
     """
 
-    def __init__(self, stack: Stack, machine: Machine, gpus: Sequence[Gpu]) -> None:
-        self._stack = stack
+    def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        config = stack.config() if gpus else {}
-        self._gpus = {role: gpu_indices(role_devices(config, role), gpus) for role in ENGINES}
+        self._files: list[Path] | None = None
+        self._gpus: dict[str, list[int]] = {}
         self._windows = {role: deque[Sample](maxlen=WINDOW_SAMPLES) for role in ENGINES}
 
-    def look(self) -> list[RoleView]:
+    def look(self, stack: Stack) -> list[RoleView]:
         """Take one sample of everything (about a second) and say what the window means."""
+        if stack.files != self._files:
+            gpus = find_gpus(self._machine)
+            config = stack.config() if gpus else {}
+            self._gpus = {role: gpu_indices(role_devices(config, role), gpus) for role in ENGINES}
+            self._files = stack.files
         with ThreadPoolExecutor(3) as pool:
-            hardware = pool.submit(sample_gpus, self._machine)
-            engines = {role: pool.submit(self._engine, role) for role in ENGINES}
-            gpus = {gpu.index: gpu for gpu in hardware.result()}
+            engines = {role: pool.submit(_engine, stack, role) for role in ENGINES}
+            hardware = pool.submit(sample_gpus, self._machine) if any(self._gpus.values()) else None
+            gpus_now = {gpu.index: gpu for gpu in hardware.result()} if hardware else {}
         views: list[RoleView] = []
         for role, window in self._windows.items():
-            own = tuple(gpus[index] for index in self._gpus[role] if index in gpus)
+            own = tuple(gpus_now[index] for index in self._gpus[role] if index in gpus_now)
             engine = engines[role].result()
             window.append(Sample(time.monotonic(), role, own, engine))
             samples = list(window)
             views.append(RoleView(role, engine, tokens_per_second(samples), own, diagnose(samples)))
         return views
 
-    def _engine(self, role: str) -> EngineSample | None:
-        try:
-            return parse_engine(self._stack.metrics(role))
-        except (DeployError, ValueError):
-            return None
+
+def _engine(stack: Stack, role: str) -> EngineSample | None:
+    try:
+        return parse_engine(stack.metrics(role))
+    except (DeployError, ValueError):
+        return None
 
 
 def role_devices(config: Mapping[str, Any], role: str) -> list[str]:

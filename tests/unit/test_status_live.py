@@ -38,6 +38,7 @@ class FakeStack:
     """Stands for a stack with GPUs, which this machine lacks."""
 
     pages: dict[str, str] = field(default_factory=dict[str, str])
+    files: tuple[str, ...] = ("compose.yaml",)
 
     def config(self) -> dict[str, Any]:
         return ISOLATED
@@ -86,11 +87,11 @@ def test_the_view_shows_engines_gpus_and_a_diagnosis() -> None:
     for index in range(8):
         busy = busy.edited("nvidia-smi --query-gpu", f"{31 + index}.40 W, {30 + index}", "190.00 W, 55")
     stack = FakeStack({"decode": page(1000)})
-    live = Live(stack, busy, GPUS)  # type: ignore[arg-type]
-    live.look()
+    live = Live(busy)
+    live.look(stack)  # type: ignore[arg-type]
     time.sleep(0.05)
     stack.pages["decode"] = page(1100)
-    views = {view.role: view for view in live.look()}
+    views = {view.role: view for view in live.look(stack)}  # type: ignore[arg-type]
     assert views["prefill"].engine is None and [gpu.index for gpu in views["decode"].gpus] == [4, 5, 6, 7]
     assert views["decode"].diagnosis.kind == Kind.LATENCY
     assert (views["decode"].tokens_per_second or 0) > 100
@@ -101,6 +102,6 @@ def test_the_view_shows_engines_gpus_and_a_diagnosis() -> None:
 
 
 def test_an_engine_without_gpus_has_numbers_and_no_diagnosis() -> None:
-    live = Live(FakeStack({"decode": page(5), "prefill": page(7)}), lookalike.no_gpu(), [])  # type: ignore[arg-type]
-    text = shown(live.look())
+    stack = FakeStack({"decode": page(5), "prefill": page(7)})
+    text = shown(Live(lookalike.no_gpu()).look(stack))  # type: ignore[arg-type]
     assert "decode" in text and "16" in text and "GPU" not in text
