@@ -11,11 +11,11 @@ from typing import Literal
 from deploy.host.machine import Machine, Ran
 from deploy.host.parsers.active import parse_all_reduce, parse_copies, parse_transfer
 from deploy.host.report import ActiveTests, AllReduceResult, CopyResult, Gpu, PeerResult, TransferResult, Unseen
+from deploy.spec.model import CDI_KIND
 
 CONTAINER_SECONDS = 240.0
 """For one container; the programs inside end themselves sooner."""
 PORT = 31999
-CDI_KIND = "nvidia.com/gpu"
 _CPU_BYTES = 32 * 1024**2
 Device = Literal["cuda", "cpu"]
 

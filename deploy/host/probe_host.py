@@ -8,7 +8,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ def probe(machine: Machine, limit: float = LIMIT_SECONDS, model_folder: str | No
         "NUMA nodes": lambda: _numa(machine, notes),
         "processors": lambda: _cpu(machine),
         "memory": lambda: _memory(machine),
-        "limits": lambda: _limits(machine),
+        "limits": lambda: limits(machine),
         "filesystems": lambda: _filesystems(machine, notes),
         "disk read": lambda: _disk_read(machine, model_folder, notes),
         "Docker": lambda: docker(machine),
@@ -354,7 +354,8 @@ def _memory(machine: Machine) -> Memory:
     )
 
 
-def _limits(machine: Machine) -> Limits:
+def limits(machine: Machine) -> Limits:
+    """Resource limits of this shell and of the Docker daemon."""
     own = proc.parse_limits(machine.read("/proc/self/limits") or "")
     daemon = (machine.read("/var/run/docker.pid") or "").strip()
     theirs = proc.parse_limits(machine.read(f"/proc/{daemon}/limits") or "") if daemon.isdigit() else {}
@@ -417,12 +418,19 @@ def docker(machine: Machine) -> Docker | None:
     if found.error and not ran.out.strip():
         said = next((line.strip() for line in ran.err.splitlines() if line.strip()), found.error)
         found = found.model_copy(update={"error": said[:300]})
-    devices = set(found.cdi_devices)
-    for folder in found.cdi_spec_dirs or _CDI_DIRS:
-        for name in machine.entries(folder):
-            if name.endswith((".yaml", ".yml", ".json")):
-                devices.update(docker_parser.parse_cdi_spec(machine.read(f"{folder}/{name}") or ""))
+    devices = cdi_devices(machine, found.cdi_spec_dirs or _CDI_DIRS) | set(found.cdi_devices)
     return found.model_copy(update={"cdi_devices": sorted(devices)})
+
+
+def cdi_devices(machine: Machine, folders: Iterable[str]) -> set[str]:
+    """Names of all devices in the CDI specifications of these folders."""
+    return {
+        device
+        for folder in folders
+        for name in machine.entries(folder)
+        if name.endswith((".yaml", ".yml", ".json"))
+        for device in docker_parser.parse_cdi_spec(machine.read(f"{folder}/{name}") or "")
+    }
 
 
 def listeners(machine: Machine) -> list[Listener] | None:

@@ -5,17 +5,13 @@ from collections.abc import Iterator
 from deploy.doctor.check import check
 from deploy.doctor.checks.common import wants_gpus
 from deploy.doctor.finding import Needs, Problem, error, note, warning
+from deploy.host.docker_facts import INSTALL, MINIMUM_COMPOSE, MINIMUM_ENGINE
 from deploy.host.parsers.docker import parse_version
 from deploy.host.report import HostReport
+from deploy.spec.model import CDI_KIND
 
 GROUP = "Docker"
-MINIMUM_ENGINE = (25, 0)
-"""First engine with CDI devices and with start_interval in health checks."""
-MINIMUM_COMPOSE = (2, 24, 4)
-"""First Compose with !override and !reset."""
-CDI_KIND = "nvidia.com/gpu"
 CDI_GENERATE = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
-INSTALL = "make docker"
 RELOAD_LINK = "https://github.com/NVIDIA/nvidia-container-toolkit/issues/48"
 
 

@@ -45,6 +45,13 @@ def _short(limit: Limit | None, wanted: int) -> bool:
     return limit is not None and limit.hard != -1 and (wanted == -1 or limit.hard < wanted)
 
 
+def _by_itself(name: str, value: int) -> str:
+    return (
+        f"deploy up lowers {name} to {value} by itself; for docker compose up by hand put {name}={value} into .env. "
+        "Better: give the daemon CAP_SYS_RESOURCE"
+    )
+
+
 @check("limits.memlock", GROUP)
 def memlock(report: HostReport, needs: Needs) -> Iterator[Problem]:
     """The Docker daemon cannot give containers the locked memory that they ask for."""
@@ -55,7 +62,7 @@ def memlock(report: HostReport, needs: Needs) -> Iterator[Problem]:
         yield severity(
             f"the Docker daemon may lock {limit.hard // 1024} KiB and cannot raise it for containers",
             "UCX and NCCL pin the buffers they register; a container that asks for more than that does not start",
-            f"set MEMLOCK = {limit.hard} under [variables] in deploy.toml, or give the daemon CAP_SYS_RESOURCE",
+            _by_itself("MEMLOCK", limit.hard),
             link="https://github.com/NVIDIA/nccl/issues/290",
         )
 
@@ -69,7 +76,7 @@ def nofile(report: HostReport, needs: Needs) -> Iterator[Problem]:
         yield severity(
             f"the Docker daemon may open {limit.hard} files and cannot raise it for containers",
             f"compose.yaml asks for {needs.nofile}; a container that asks for more does not start",
-            f"set NOFILE = {limit.hard} under [variables] in deploy.toml, or give the daemon CAP_SYS_RESOURCE",
+            _by_itself("NOFILE", limit.hard),
         )
 
 
