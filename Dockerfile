@@ -18,7 +18,8 @@ RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=rootf
 
 FROM scratch AS rootfs
 COPY --from=rootfs-build /out/ /
-ENV LC_ALL=C.UTF-8 TZ=UTC \
+# Bytecode is written by compileall and by nothing else: a program that merely starts would leave its own, with times.
+ENV LC_ALL=C.UTF-8 TZ=UTC PYTHONDONTWRITEBYTECODE=1 \
     CUDA_HOME=/opt/venv/lib/python3.11/site-packages/nvidia/cu13 \
     PATH=/opt/venv/bin:/opt/venv/lib/python3.11/site-packages/nvidia/cu13/bin:/usr/sbin:/usr/bin
 
@@ -76,10 +77,9 @@ RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,from=wheels,
     gcc -shared -nostdlib -Wl,-soname,libcuda.so.1 -o /opt/cuda-link/libcuda.so -x c /dev/null; \
     find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 
-# nvcc looks for libraries in lib64, CUDA's wheels have lib. Bytecode is complete, and nobody may write more of it.
+# nvcc looks for libraries in lib64, CUDA's wheels have lib.
 ENV LIBRARY_PATH=/opt/cuda-link:/opt/venv/lib/python3.11/site-packages/nvidia/cu13/lib \
-    HOME=/tmp \
-    PYTHONDONTWRITEBYTECODE=1
+    HOME=/tmp
 USER 65532:65532
 WORKDIR /
 ENTRYPOINT ["/usr/bin/tini", "--"]

@@ -38,10 +38,8 @@ def find_stack(url: str) -> Stack:
             labels = container.config.labels or {}
             project = labels["com.docker.compose.project"]
             service = labels.get("com.docker.compose.service", "")
-            bindings = (
-                mapping(b) for bound in mapping(container.network_settings.ports).values() for b in sequence(bound)
-            )
-            if any(str(binding.get("HostPort")) == port for binding in bindings):
+            ports = mapping(getattr(container.network_settings, "ports", None))
+            if any(str(mapping(b).get("HostPort")) == port for bound in ports.values() for b in sequence(bound)):
                 published, image = project, container.image
             address = next(
                 (n.ip_address for n in (container.network_settings.networks or {}).values() if n.ip_address), None

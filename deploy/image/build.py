@@ -69,7 +69,7 @@ def ensure_image(
         mirror: Debian archive to fetch locked packages from; the machine's own apt configuration if None.
         security_mirror: the same for the security archive; `<mirror>-security` if None and `mirror` is given.
         certificates: PEM file of the certificate authorities to trust for the Python package index;
-            `SSL_CERT_FILE` from the environment if None, else the image's own.
+            this machine's own (`SSL_CERT_FILE`, else Debian's file) if None.
         package_cache: where fetched .deb files stay; `$XDG_CACHE_HOME/deepseek-v4-flash-sm120/debs` if None.
         wheel_cache: keep downloaded wheels in BuildKit's cache (10 GB, unpacked) for the next build of the engine.
         uv: the uv program that the build uses; `<repository>/.tools/bin/uv` if None.
@@ -86,10 +86,9 @@ def ensure_image(
         return found
     uv = uv or repository / ".tools/bin/uv"
     cache = package_cache or default_cache()
-    environment = os.environ.get("SSL_CERT_FILE")
-    certificates = certificates or (Path(environment) if environment else None)
+    certificates = certificates or default_certificates()
     suite = read_rootfs_lock(repository).suite
-    with _one_build_at_a_time(cache) as directory:
+    with one_build_at_a_time(cache) as directory:
         if not rebuild and (found := find_image(inputs.tag, docker)):
             return found
         check_docker(docker)
@@ -121,7 +120,7 @@ def ensure_image(
 
 
 @contextmanager
-def _one_build_at_a_time(cache: Path) -> Generator[Path]:
+def one_build_at_a_time(cache: Path) -> Generator[Path]:
     """An empty folder for one build's files, on the cache's file system so that packages are linked, not copied.
 
     A second build waits here and then finds the first one's image. Whatever a killed build left is removed.
@@ -136,6 +135,12 @@ def _one_build_at_a_time(cache: Path) -> Generator[Path]:
             yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def default_certificates() -> Path | None:
+    """The certificate authorities that this machine trusts, if they are one file."""
+    candidates = [os.environ.get("SSL_CERT_FILE"), "/etc/ssl/certs/ca-certificates.crt"]
+    return next((Path(name) for name in candidates if name and Path(name).is_file()), None)
 
 
 def find_image(tag: str, docker: DockerClient) -> ImageReference | None:
@@ -214,8 +219,6 @@ def write_context(context: Path, inputs: ImageInputs, files: dict[LockedPackage,
         path = context / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    # A mount needs its folder even when no file is in it.
-    (context / "packages/engine/cpu_standins").mkdir(exist_ok=True)
     for path in context.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
     shutil.copyfile(uv, context / "tools/uv")

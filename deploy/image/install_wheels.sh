@@ -6,7 +6,6 @@
 set -eu
 umask 022
 export UV_PROJECT_ENVIRONMENT=/opt/venv UV_PYTHON=/usr/bin/python3 UV_PYTHON_DOWNLOADS=never UV_NO_BUILD=1
-export PYTHONHASHSEED=0
 if [ -s /tmp/ca.pem ]; then export SSL_CERT_FILE=/tmp/ca.pem; fi
 if [ -e /tmp/keep_wheels ]; then
     export UV_CACHE_DIR=/tmp/wheels UV_LINK_MODE=copy
@@ -23,7 +22,7 @@ changed="-newermt @$SOURCE_DATE_EPOCH"
 # shellcheck disable=SC2086 # two words
 find /opt/venv/lib -name '*.py' $changed > /tmp/sources
 echo "Compiling $(wc -l < /tmp/sources) files"
-/opt/venv/bin/python -m compileall -qq -j 0 --invalidation-mode unchecked-hash -i /tmp/sources > /dev/null || true
+/opt/venv/bin/python -W ignore -m compileall -f -qq -j 0 --invalidation-mode unchecked-hash -i /tmp/sources > /dev/null || true
 
 # shellcheck disable=SC2086
 find /opt -depth $changed -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +

@@ -115,6 +115,19 @@ def parse_request(text: str) -> RootfsRequest:
         raise DeployError(f"{REQUEST_FILE} is not valid", str(error), f"correct {REQUEST_FILE}") from error
 
 
+def read_request(repository: Path) -> RootfsRequest:
+    """Read what the repository's image is asked to contain.
+
+    Raises:
+        DeployError: rootfs.toml is missing or not valid.
+    """
+    path = repository / REQUEST_FILE
+    try:
+        return parse_request(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DeployError(f"{REQUEST_FILE} is missing", f"no file {path}", f"git checkout {REQUEST_FILE}") from error
+
+
 def read_rootfs_lock(repository: Path) -> RootfsLock:
     """Read the part `rootfs` of the repository's deploy.lock.
 
@@ -152,10 +165,29 @@ def lock_rootfs(
     Raises:
         DeployError: no apt, no mirror, no keyring, a bad signature, or a package that the suite does not have.
     """
-    request = parse_request((repository / REQUEST_FILE).read_text(encoding="utf-8"))
+    request = read_request(repository)
     lock = resolve(request, find_mirrors(request.suite, mirror, security_mirror), keyring)
     write_part(repository, PART, lock.model_dump(mode="json", exclude_defaults=True))
     return lock
+
+
+def disagreements(request: RootfsRequest, lock: RootfsLock) -> list[str]:
+    """What the lock says otherwise than the request that it was made from, one line each."""
+    found: list[str] = []
+    if lock.suite != request.suite:
+        found.append(f"rootfs: the suite is {request.suite} in {REQUEST_FILE}, {lock.suite} in deploy.lock")
+    found += [f"rootfs: {name} is asked for, not locked" for name in request.packages if name not in lock.requested]
+    found += [f"rootfs: {name} is locked, not asked for" for name in lock.requested if name not in request.packages]
+    return found
+
+
+def check_rootfs(repository: Path) -> list[str]:
+    """Compare the repository's deploy.lock with what rootfs.toml asks for, one line for each disagreement.
+
+    Raises:
+        DeployError: either is missing or not valid.
+    """
+    return disagreements(read_request(repository), read_rootfs_lock(repository))
 
 
 def find_mirrors(suite: str, mirror: str | None = None, security_mirror: str | None = None) -> Mirrors:

@@ -88,6 +88,21 @@ def test_a_tampered_package_is_refused_by_name_with_both_hashes(tmp_path: Path) 
     assert files_in(cache) == set()
 
 
+def test_a_transfer_that_is_cut_is_tried_again(tmp_path: Path) -> None:
+    package = publish(tmp_path / "web", "a", b"first")
+    with serve(tmp_path / "web", cuts=2) as server:
+        files = fetch([package], lambda: mirrors(server), tmp_path / "cache")
+    assert files[package].read_bytes() == b"first"
+    assert len(server.requested) == 3
+
+
+def test_a_transfer_that_is_cut_each_time_is_given_up(tmp_path: Path) -> None:
+    package = publish(tmp_path / "web", "a", b"first")
+    with serve(tmp_path / "web", cuts=9) as server, pytest.raises(DeployError, match="could not be fetched"):
+        fetch([package], lambda: mirrors(server), tmp_path / "cache")
+    assert files_in(tmp_path / "cache") == set()
+
+
 def test_a_mirror_that_does_not_answer_is_named(tmp_path: Path) -> None:
     package = publish(tmp_path / "web", "a", b"first")
     with serve(tmp_path / "web") as server:

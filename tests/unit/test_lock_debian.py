@@ -6,12 +6,16 @@ import pytest
 from deploy.errors import DeployError
 from deploy.lock.debian import (
     Mirrors,
+    RootfsLock,
     RootfsRequest,
+    check_rootfs,
+    disagreements,
     find_mirrors,
     lock_rootfs,
     parse_apt_targets,
     parse_chosen,
     parse_request,
+    read_request,
     read_rootfs_lock,
     resolve,
 )
@@ -95,13 +99,23 @@ def test_a_missing_keyring_names_the_package_that_has_it(tmp_path: Path) -> None
 
 
 def test_the_repository_has_a_lock_for_what_it_asks_for() -> None:
-    request = parse_request((REPOSITORY / "deploy/image/rootfs.toml").read_text(encoding="utf-8"))
-    lock = read_rootfs_lock(REPOSITORY)
-    assert (lock.suite, lock.requested) == (request.suite, request.packages)
+    request, lock = read_request(REPOSITORY), read_rootfs_lock(REPOSITORY)
+    assert check_rootfs(REPOSITORY) == []
     names = [package.name for package in lock.package]
     assert set(request.packages) <= set(names)
     assert names == sorted(set(names))
     assert {package.name for package in lock.package if package.essential} >= {"base-files", "dpkg", "libc6", "tar"}
+
+
+def test_each_disagreement_of_lock_and_request_is_a_line() -> None:
+    lock = RootfsLock(suite="bookworm", requested=("a", "b"), release=(), package=())
+    assert disagreements(RootfsRequest(suite="bookworm", packages=("b", "a")), lock) == []
+    found = disagreements(RootfsRequest(suite="trixie", packages=("b", "c")), lock)
+    assert found == [
+        "rootfs: the suite is trixie in deploy/image/rootfs.toml, bookworm in deploy.lock",
+        "rootfs: c is asked for, not locked",
+        "rootfs: a is locked, not asked for",
+    ]
 
 
 @pytest.mark.parametrize(
