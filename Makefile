@@ -32,6 +32,8 @@ $(UV): requirements-uv.txt
 .PHONY: demo
 demo: .venv/.synced  ## prefill + decode + router on this machine without GPUs: one question, a short load test
 	@$(DEPLOY) docker start
+	@# 3: it found errors; `up` refuses what it cannot do and says the same.
+	@$(DEPLOY) doctor --profile cpu --limit 10 || [ $$? = 3 ]
 	@$(DEPLOY) up --profile cpu
 	@printf '\n> %s\n' '$(QUESTION)'
 	@$(DEPLOY) chat --max-tokens 64 '$(QUESTION)'

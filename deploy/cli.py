@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -19,11 +19,12 @@ from python_on_whales.exceptions import DockerException
 from rich.console import Console
 from rich.live import Live
 
-from deploy import render
+from deploy import host_verbs, render
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
 from deploy.host.errors import HostError
+from deploy.host.probe_host import LocalMachine
 from deploy.image.build import ensure_image
 from deploy.image.inputs import image_tag
 from deploy.lock.debian import DEBIAN_KEYRING, changes, check_rootfs, lock_rootfs, read_rootfs_lock
@@ -32,13 +33,14 @@ from deploy.spec.model import Profile
 from deploy.stack import cleanup, docker_engine
 from deploy.stack.accept import NotAccepted
 from deploy.stack.client import RequestFailed, stream
-from deploy.stack.compose import running_stack, words
+from deploy.stack.compose import Stack, running_stack, words
 from deploy.stack.events import step
 from deploy.stack.phases import plain
 from deploy.stack.preview import preview
 from deploy.stack.state import LockHeld, State
 from deploy.stack.status import Status, running_endpoint, status, uptime
 from deploy.stack.up import Result, RoleFailed, build_progress, down, plan, up
+from deploy.status import live as engine_view
 from loadtest.cli import bench
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,6 +81,7 @@ docker_app = typer.Typer(
 )
 app.add_typer(docker_app, name="docker")
 app.add_typer(bench, name="bench")
+app.add_typer(host_verbs.app)
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -173,12 +176,10 @@ def status_verb(
     """Show the containers, their health and the URL. Exit code 4 unless all of it serves."""
     require_docker(probe.docker_facts(), cdi=False)
 
-    def look() -> Status:
-        return status(running_stack(ROOT, State(state).environment))
-
+    stack = running_stack(ROOT, State(state).environment)
     if watch:
-        _watch(look, as_json)
-    seen = look()
+        _watch(lambda: running_stack(ROOT, State(state).environment), as_json)
+    seen = status(stack)
     if url:
         if seen.url:
             out.print(seen.url)
@@ -482,27 +483,38 @@ def _status_view(seen: Status) -> Any:
     )
 
 
-def _watch(look: Any, as_json: bool) -> None:
+def _watch(find: Callable[[], Stack], as_json: bool) -> None:
     """Show the status again and again until Ctrl-C, which is the way to end it and no failure."""
+    engines = engine_view.Live(LocalMachine())
+
+    def look() -> tuple[Status, list[engine_view.RoleView]]:
+        stack = find()
+        seen = status(stack)
+        running = any(state.role in engine_view.ENGINES and state.status == "running" for state in seen.roles)
+        return seen, engines.look(stack) if running else []
+
     try:
         if as_json or not out.is_terminal:
             while True:
-                seen: Status = look()
-                text = json.dumps(seen.as_dict(), default=str) if as_json else _plain(seen)
-                sys.stdout.write(text + "\n")
+                seen, views = look()
+                data = seen.as_dict() | {"engines": [view.as_dict() for view in views]}
+                sys.stdout.write((json.dumps(data, default=str) if as_json else _plain(seen, views)) + "\n")
                 sys.stdout.flush()
                 time.sleep(1)
         with Live(console=out, auto_refresh=False, screen=False) as live:
             while True:
-                live.update(_status_view(look()), refresh=True)
+                seen, views = look()
+                shown = [_status_view(seen), *(["", engine_view.draw(views)] if views else [])]
+                live.update(render.stacked(*shown), refresh=True)
                 time.sleep(1)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 
 
-def _plain(seen: Status) -> str:
+def _plain(seen: Status, views: list[engine_view.RoleView]) -> str:
     roles = " ".join(f"{state.role}={state.health or state.status}" for state in seen.roles)
-    return f"{time.strftime('%H:%M:%S')} {'serving' if seen.serving else 'not serving'} {roles}"
+    speeds = " ".join(f"{view.role}={view.tokens_per_second or 0:.1f}tok/s" for view in views)
+    return f"{time.strftime('%H:%M:%S')} {'serving' if seen.serving else 'not serving'} {roles} {speeds}".rstrip()
 
 
 def _interrupt(number: int, frame: object) -> None:
