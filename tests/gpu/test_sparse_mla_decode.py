@@ -14,7 +14,7 @@ BATCHES = (1, 3, 17, 64)
 
 
 def error(value: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((value.double() - expected.double()).norm() / expected.double().norm())
+    return float((value.double() - expected.double()).norm() / (expected.double().norm() or 1.0))
 
 
 def compare(call: dict[str, Any], **more: Any) -> None:
@@ -26,7 +26,7 @@ def compare(call: dict[str, Any], **more: Any) -> None:
     assert error(out, expected) <= 1e-2
     empty = torch.isinf(expected_lse)
     assert torch.equal(lse[empty], expected_lse[empty].float())
-    assert (lse[~empty] - expected_lse[~empty]).abs().max() <= 1e-3
+    assert ((lse - expected_lse)[~empty].abs() <= 1e-3).all()
     assert not out[empty].any()
 
 

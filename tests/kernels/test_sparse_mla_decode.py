@@ -7,11 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm120_kernels import kv_layout
-from sm120_kernels.ops.sparse_mla_decode import Plan, plan, sparse_mla_decode
+from sm120_kernels.ops.sparse_mla_decode import NARROW, WIDE, Plan, plan, sparse_mla_decode
 from sm120_kernels.reference import sparse_mla_decode as reference
-
-SMALL = Plan(heads=16, tokens=32, warps=4, programs_per_sm=2, splits=1)
-WIDE = Plan(heads=32, tokens=64, warps=8, programs_per_sm=1, splits=1)
 
 
 def error(value: torch.Tensor, expected: torch.Tensor) -> float:
@@ -37,7 +34,7 @@ def calls(draw: st.DrawFn) -> dict:
         "q": torch.randn(batch, heads, kv_layout.HEAD_DIM, generator=generator).to(torch.bfloat16),
         "scale": draw(st.sampled_from([None, 0.1])),
         "sink": torch.randn(heads, generator=generator) * 3 if draw(st.booleans()) else None,
-        "chosen": replace(draw(st.sampled_from([SMALL, WIDE])), splits=draw(st.integers(1, 5))),
+        "chosen": replace(draw(st.sampled_from([NARROW, WIDE])), splits=draw(st.integers(1, 5))),
     }
     for prefix in ("", "extra_"):
         if prefix and draw(st.booleans()):
@@ -79,7 +76,7 @@ def example(batch: int = 3, heads: int = 16, width: int = 70) -> dict:
 
 def test_a_row_gives_the_same_bits_alone_and_in_a_batch_cut_the_same_way() -> None:
     call = example()
-    cut = replace(SMALL, splits=3)
+    cut = replace(NARROW, splits=3)
     together, lse = sparse_mla_decode(**call, chosen=cut)
     for row in range(3):
         alone = call | {name: call[name][row : row + 1] for name in ("q", "indices")}
@@ -90,8 +87,8 @@ def test_a_row_gives_the_same_bits_alone_and_in_a_batch_cut_the_same_way() -> No
 
 def test_the_number_of_shares_changes_only_the_last_bits() -> None:
     call = example()
-    one, _ = sparse_mla_decode(**call, chosen=SMALL)
-    many, _ = sparse_mla_decode(**call, chosen=replace(SMALL, splits=3))
+    one, _ = sparse_mla_decode(**call, chosen=NARROW)
+    many, _ = sparse_mla_decode(**call, chosen=replace(NARROW, splits=3))
     assert error(many, one.double()) <= 4e-3
 
 
@@ -105,8 +102,8 @@ def test_queries_may_be_rows_of_a_wider_tensor() -> None:
     call = example()
     wide = torch.zeros(3, 20, kv_layout.HEAD_DIM + 64, dtype=torch.bfloat16)
     wide[:, :16, : kv_layout.HEAD_DIM] = call["q"]
-    out, _ = sparse_mla_decode(**call, chosen=SMALL)
-    strided, _ = sparse_mla_decode(**call | {"q": wide[:, :16, : kv_layout.HEAD_DIM]}, chosen=SMALL)
+    out, _ = sparse_mla_decode(**call, chosen=NARROW)
+    strided, _ = sparse_mla_decode(**call | {"q": wide[:, :16, : kv_layout.HEAD_DIM]}, chosen=NARROW)
     assert torch.equal(out, strided)
 
 
@@ -181,6 +178,24 @@ def test_a_plan_fits_the_gpu_and_gives_no_program_nothing_to_do(
     assert cut.tokens == 32 or shared > 101_376
 
 
-def test_one_row_is_spread_over_the_gpu_and_many_rows_are_not_split() -> None:
-    assert plan(1, 16, 128, 512, 132, 232_448).splits >= 10
-    assert plan(1000, 16, 128, 512, 132, 232_448).splits == 1
+@pytest.mark.parametrize(
+    "heads, batch, block, splits",
+    [
+        (16, 1, NARROW, 20),
+        (16, 8, NARROW, 10),
+        (16, 16, NARROW, 7),
+        (16, 64, NARROW, 4),
+        (64, 1, NARROW, 20),
+        (64, 16, WIDE, 4),
+        (64, 32, WIDE, 2),
+        (64, 64, WIDE, 1),
+    ],
+)
+def test_the_plan_is_the_fastest_of_the_sweep_it_was_fitted_to(
+    heads: int, batch: int, block: Plan, splits: int
+) -> None:
+    assert plan(batch, heads, 128, 512, 132, 232_448) == replace(block, splits=splits)
+
+
+def test_a_gpu_full_of_rows_does_not_split_them() -> None:
+    assert plan(1000, 16, 128, 512, 188, 101_376).splits == 1

@@ -247,34 +247,44 @@ def _store(pointers, values, mask):
 
 @triton.jit
 def _combine_kernel(
-    partial, partial_lse, sink, out, lse, heads, SPLITS: tl.constexpr, HAS_SINK: tl.constexpr, PDL: tl.constexpr
+    partial,
+    partial_lse,
+    sink,
+    out,
+    lse,
+    heads,
+    SPLITS: tl.constexpr,
+    PADDED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HAS_SINK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Puts the shares of one row and head together. The grid is (heads, rows)."""
+    """Puts the shares of one row and head together. The grid is (heads, blocks of COLUMNS columns, rows).
+
+    PADDED is SPLITS rounded up to a power of two. With 128 columns a warp, no sum over the shares leaves a thread.
+    """
     head = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    column = tl.arange(0, HEAD_DIM)
+    row = tl.program_id(2).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    share = tl.arange(0, PADDED)
+    place = (row * SPLITS + share) * heads + head
     sink_log2 = float("-inf")
     if HAS_SINK:
         sink_log2 = tl.load(sink + head) * LOG2E
     if PDL:
         tl.extra.cuda.gdc_wait()
-    place = row * SPLITS * heads + head
-    top = float("-inf")
-    for split in tl.static_range(SPLITS):
-        top = tl.maximum(top, tl.load(partial_lse + place + split * heads))
+    share_lse = tl.load(partial_lse + place, mask=share < SPLITS, other=float("-inf"))
+    values = tl.load(partial + place[:, None] * HEAD_DIM + column[None, :], mask=(share < SPLITS)[:, None], other=0.0)
+    top = tl.max(share_lse, 0)
     reference = tl.where(top == float("-inf"), 0.0, top)
-    total = 0.0
-    values = tl.zeros([HEAD_DIM], tl.float32)
-    for split in tl.static_range(SPLITS):
-        share_lse = tl.load(partial_lse + place + split * heads)
-        share = tl.load(partial + (place + split * heads) * HEAD_DIM + column)
-        weight = tl.exp2(share_lse - reference)
-        total += weight
-        # An empty share wrote no values.
-        values += tl.where(share_lse == float("-inf"), 0.0, share) * weight
+    weight = tl.exp2(share_lse - reference)
+    total = tl.sum(weight, 0)
+    # An empty share wrote no values.
+    values = tl.where((share_lse == float("-inf"))[:, None], 0.0, values) * weight[:, None]
     factor = tl.where(total > 0, 1.0 / (total + tl.exp2(sink_log2 - reference)), 0.0)
-    tl.store(lse + row * heads + head, (top + tl.log2(total)) * LN2)
-    _store(out + (row * heads + head) * HEAD_DIM + column, values * factor, column < HEAD_DIM)
+    _store(out + (row * heads + head) * HEAD_DIM + column, tl.sum(values, 0) * factor, column < HEAD_DIM)
+    if tl.program_id(1) == 0:
+        tl.store(lse + row * heads + head, (top + tl.log2(total)) * LN2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,18 +298,21 @@ class Plan:
     splits: int
 
 
-# Bytes of shared memory that the wide block needs; sm_120 has 101,376.
-WIDE_SHARED_BYTES = 102_400
-# Costs in units of one tile's time on an SM of its own, fitted to a sweep on an H200 (benchmarks/log.md): a tile while
-# two programs share the SM, a program's start and end, a combine launch, and its cost for each MiB of shares.
-SHARED_SM_TILE = 1.75
-PROGRAM = 2.5
-COMBINE = 1.0
-COMBINE_MIB = 0.15
+NARROW = Plan(heads=16, tokens=32, warps=4, programs_per_sm=2, splits=1)
+WIDE = Plan(heads=32, tokens=64, warps=8, programs_per_sm=1, splits=1)
+WIDE_SHARED_BYTES = 102_400  # sm_120 has 101,376
+# Costs, in units of one narrow tile's time on an SM of its own, fitted to a sweep on an H200 (benchmarks/log.md):
+# a tile by how many programs share the SM, a program's start and end, a second launch, and its cost a MiB of shares.
+NARROW_TILE = {1: 1.0, 2: 1.6}
+WIDE_TILE = {1: 2.37}
+PROGRAM = 1.2
+COMBINE = 0.33
+COMBINE_MIB = 0.19
 
 
+@functools.lru_cache(maxsize=4096)
 def plan(batch: int, heads: int, width: int, extra_width: int, sms: int, shared_bytes: int) -> Plan:
-    """Choose the blocks and the number of shares, without looking at the data.
+    """Choose the block and the number of shares, without looking at the data.
 
     Args:
         batch, heads: of the queries.
@@ -307,23 +320,40 @@ def plan(batch: int, heads: int, width: int, extra_width: int, sms: int, shared_
         sms: streaming multiprocessors.
         shared_bytes: shared memory a block may use.
     """
-    if heads > 16 and shared_bytes >= WIDE_SHARED_BYTES:
-        block = Plan(heads=32, tokens=64, warps=8, programs_per_sm=1, splits=1)
-    else:
-        block = Plan(heads=16, tokens=32, warps=4, programs_per_sm=2, splits=1)
-    rows = batch * triton.cdiv(heads, block.heads)
-    tiles = triton.cdiv(width, block.tokens) + triton.cdiv(extra_width, block.tokens)
 
-    def cost(splits: int) -> float:
-        full, rest = divmod(rows * splits, sms * block.programs_per_sm)
-        waves = full * [block.programs_per_sm] + ([triton.cdiv(rest, sms)] if rest else [])
-        share = triton.cdiv(tiles, splits)
-        time = sum(PROGRAM + share * (1.0 if together == 1 else SHARED_SM_TILE) for together in waves)
-        if splits > 1:
-            time += COMBINE + COMBINE_MIB * batch * heads * splits * 4 * kv_layout.HEAD_DIM / 2**20
+    def cost(cut: Plan) -> float:
+        programs = batch * triton.cdiv(heads, cut.heads) * cut.splits
+        share = triton.cdiv(_tiles(cut, width, extra_width), cut.splits)
+        tile = NARROW_TILE if cut.heads == NARROW.heads else WIDE_TILE
+        full_waves, rest = divmod(programs, sms * cut.programs_per_sm)
+        time = full_waves * (PROGRAM + share * tile[cut.programs_per_sm])
+        if rest:
+            time += PROGRAM + share * tile[triton.cdiv(rest, sms)]
+        if cut.splits > 1:
+            time += COMBINE + COMBINE_MIB * batch * heads * cut.splits * 4 * kv_layout.HEAD_DIM / 2**20
         return time
 
-    return dataclasses.replace(block, splits=min(range(1, min(MAX_SPLITS, max(tiles, 1)) + 1), key=cost))
+    blocks = [NARROW]
+    if heads > NARROW.heads and shared_bytes >= WIDE_SHARED_BYTES:
+        blocks.append(WIDE)
+    return min(
+        (
+            dataclasses.replace(block, splits=splits)
+            for block in blocks
+            for splits in range(1, max(1, min(MAX_SPLITS, _tiles(block, width, extra_width))) + 1)
+        ),
+        key=cost,
+    )
+
+
+def _tiles(cut: Plan, width: int, extra_width: int) -> int:
+    """Most tiles a row can have."""
+    return triton.cdiv(width, cut.tokens) + triton.cdiv(extra_width, cut.tokens)
+
+
+def combine_columns(batch: int, heads: int) -> int:
+    """Columns a program of the second launch takes: few while there are programs to spare, all 512 beyond."""
+    return 128 if batch * heads <= 512 else kv_layout.HEAD_DIM
 
 
 def sparse_mla_decode(
@@ -470,7 +500,8 @@ def sparse_mla_decode(
         num_stages=1,
     )
     if cut.splits > 1:
-        _combine_kernel[(heads, batch)](
+        columns = combine_columns(batch, heads)
+        _combine_kernel[(heads, kv_layout.HEAD_DIM // columns, batch)](
             partial,
             partial_lse,
             sink if sink is not None else lse,
@@ -478,15 +509,14 @@ def sparse_mla_decode(
             lse,
             heads,
             SPLITS=cut.splits,
+            PADDED=triton.next_power_of_2(cut.splits),
+            COLUMNS=columns,
             HAS_SINK=sink is not None,
             PDL=pdl,
-            num_warps=COMBINE_WARPS,
+            num_warps=columns // 128,
             **({"launch_pdl": True} if pdl else {}),
         )
     return out, lse
-
-
-COMBINE_WARPS = 4
 
 
 def _require_cache(
@@ -566,7 +596,8 @@ def compile_cases() -> Iterator[CompileCase]:
         cut = plan(batch, heads, 128, extra, 188, limits.shared_per_block)
         direct = cut.splits == 1
         key = (cut.heads, cut.tokens, direct, extra > 0)
-        combines.add(cut.splits)
+        if not direct:
+            combines.add((cut.splits, combine_columns(batch, heads)))
         if key in seen:
             continue
         seen.add(key)
@@ -589,10 +620,10 @@ def compile_cases() -> Iterator[CompileCase]:
             num_warps=cut.warps,
             uses_mma=True,
         )
-    for splits in sorted(combines - {1}):
+    for splits, columns in sorted(combines):
         yield CompileCase(
             op="sparse_mla_decode",
-            shape=f"combine {splits} shares",
+            shape=f"combine {splits} shares, {columns} columns",
             kernel=_combine_kernel,
             arguments={
                 "partial": "*fp32:16",
@@ -602,7 +633,13 @@ def compile_cases() -> Iterator[CompileCase]:
                 "lse": "*fp32:16",
                 "heads": "i32:16",
             },
-            constexprs={"SPLITS": splits, "HAS_SINK": True, "PDL": True},
-            num_warps=COMBINE_WARPS,
+            constexprs={
+                "SPLITS": splits,
+                "PADDED": triton.next_power_of_2(splits),
+                "COLUMNS": columns,
+                "HAS_SINK": True,
+                "PDL": True,
+            },
+            num_warps=columns // 128,
             options={"launch_pdl": True},
         )
