@@ -97,3 +97,14 @@ lint: .venv/.synced  ## format, lint and types
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/pyright
+
+# A Python that has torch, triton, pytest and hypothesis; the engine's locked environment, in the image.
+KERNEL_PYTHON ?= python3
+
+.PHONY: test-kernels
+test-kernels:  ## kernel tests in Triton's interpreter, and the sm_120 compile table; no GPU
+	PYTHONPATH=kernels:$$PYTHONPATH $(KERNEL_PYTHON) -m pytest tests/kernels
+
+.PHONY: test-gpu
+test-gpu:  ## kernel tests at real shapes; needs an NVIDIA GPU
+	PYTHONPATH=kernels:$$PYTHONPATH $(KERNEL_PYTHON) -m pytest tests/gpu
