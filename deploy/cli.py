@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -19,30 +19,28 @@ from python_on_whales.exceptions import DockerException
 from rich.console import Console
 from rich.live import Live
 
-from deploy import render
+from deploy import host_verbs, lock_verbs, render
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
 from deploy.host.errors import HostError
+from deploy.host.probe_host import LocalMachine
 from deploy.image.build import ensure_image
 from deploy.image.inputs import image_tag
-from deploy.lock.diff import diff
-from deploy.lock.model import Part, read_lock
-from deploy.lock.resolve import RESOLVED, Disagreement, Sources, check_lock, update_lock
-from deploy.lock.source import named_lock
 from deploy.spec.load import SpecError, load
 from deploy.spec.model import Profile
 from deploy.stack import cleanup, docker_engine
 from deploy.stack.accept import NotAccepted
 from deploy.stack.client import RequestFailed, stream
-from deploy.stack.compose import running_stack, words
+from deploy.stack.compose import Stack, running_stack, words
 from deploy.stack.events import step
 from deploy.stack.phases import plain
 from deploy.stack.preview import preview
 from deploy.stack.state import LockHeld, State
 from deploy.stack.status import Status, running_endpoint, status, uptime
 from deploy.stack.up import Result, RoleFailed, build_progress, down, plan, up
-from deploy.stack.verify import running_lock, verify
+from deploy.status import live as engine_view
+from loadtest.cli import bench
 
 ROOT = Path(__file__).resolve().parents[1]
 FAILED, BAD_SPEC, BAD_HOST, NOT_SERVING, LOCKED, INTERRUPTED = 1, 2, 3, 4, 5, 130
@@ -68,8 +66,6 @@ class ProfileName(StrEnum):
     cpu = "cpu"
 
 
-RUNNING = "running"
-
 app = typer.Typer(
     name="deploy",
     help="DeepSeek-V4-Flash with prefill and decode in separate containers, from deploy.toml to an accepted endpoint.",
@@ -83,6 +79,9 @@ docker_app = typer.Typer(
     help="Start a Docker engine where there is none, and stop it again.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(docker_app, name="docker")
+app.add_typer(bench, name="bench")
+app.add_typer(host_verbs.app)
+app.add_typer(lock_verbs.app)
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -97,6 +96,12 @@ StateOption = Annotated[
     ),
 ]
 ProfileOption = Annotated[ProfileName | None, typer.Option("--profile", help="Instead of the profile in the spec.")]
+MirrorOption = Annotated[
+    str | None, typer.Option("--mirror", help="Debian archive.", show_default="the machine's own apt sources")
+]
+SecurityMirrorOption = Annotated[
+    str | None, typer.Option("--security-mirror", help="Security archive.", show_default="MIRROR-security")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SPEC, STATE = ROOT / "deploy.toml", ROOT / ".state"
 
@@ -165,18 +170,20 @@ def down_verb(
 def status_verb(
     state: StateOption = STATE,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every second until Ctrl-C.")] = False,
+    url: Annotated[bool, typer.Option("--url", help="Print only the URL.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the containers, their health and the URL. Exit code 4 unless all of it serves."""
     require_docker(probe.docker_facts(), cdi=False)
 
-    def look() -> Status:
-        return status(running_stack(ROOT, State(state).environment))
-
+    stack = running_stack(ROOT, State(state).environment)
     if watch:
-        _watch(look, as_json)
-    seen = look()
-    if as_json:
+        _watch(lambda: running_stack(ROOT, State(state).environment), as_json)
+    seen = status(stack)
+    if url:
+        if seen.url:
+            out.print(seen.url)
+    elif as_json:
         _print_json(seen.as_dict())
     else:
         out.print(_status_view(seen))
@@ -274,11 +281,10 @@ def chat_verb(
 
 @app.command("build", epilog=examples("deploy build", "deploy build --mirror https://example.org/debian --json"))
 def build_verb(
-    mirror: Annotated[
-        str | None, typer.Option("--mirror", help="Debian archive.", show_default="the machine's own apt sources")
-    ] = None,
+    mirror: MirrorOption = None,
+    security_mirror: SecurityMirrorOption = None,
     certificates: Annotated[Path | None, typer.Option("--certificates", help="CA file for the Python index.")] = None,
-    wheel_cache: Annotated[bool, typer.Option("--wheel-cache", help="Keep the wheels (5 GB) for next time.")] = False,
+    wheel_cache: Annotated[bool, typer.Option("--wheel-cache", help="Keep the wheels (10 GB) for next time.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Even if the image is there; use no cached step.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -289,6 +295,7 @@ def build_verb(
             ROOT,
             progress=build_progress(running),
             mirror=mirror,
+            security_mirror=security_mirror,
             certificates=certificates,
             wheel_cache=wheel_cache,
             rebuild=rebuild,
@@ -330,126 +337,6 @@ def config_verb(
     else:
         for row in rows:
             sys.stdout.write("\t".join(row) + "\n")
-
-
-@app.command(
-    "lock",
-    epilog=examples(
-        "deploy lock                         bring deploy.lock in line with the repository and deploy.toml",
-        "deploy lock --check                 only say where it is behind (exit code 1), for CI",
-        "deploy lock --update rootfs         the newest Debian packages of the release",
-        "deploy lock --update model          after the model's files have changed",
-        "deploy lock --update image          the image's layers, after deploy build",
-    ),
-)
-def lock_verb(
-    update: Annotated[
-        list[Part] | None, typer.Option("--update", metavar="PART", help=f"Resolve anew: {', '.join(RESOLVED)}.")
-    ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit code 1 and a list if behind.")] = False,
-    spec: SpecOption = SPEC,
-    mirror: Annotated[
-        str | None, typer.Option("--mirror", help="Debian archive.", show_default="the machine's own apt sources")
-    ] = None,
-    security_mirror: Annotated[
-        str | None, typer.Option("--security-mirror", help="Its security archive.", show_default="MIRROR-security")
-    ] = None,
-    certificates: Annotated[Path | None, typer.Option("--certificates", help="CA file for the Python index.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Write every input of the stack by hash into deploy.lock.
-
-    What follows from the repository is derived anew. Debian packages, SGLang's wheel and the model's files stay as
-    they are locked until what they depend on has changed, so that it works without network.
-    """
-    spec_file = load(spec)
-    if check:
-        if update:
-            raise typer.BadParameter("--check changes nothing, --update does", param_hint="--update")
-        found = check_lock(ROOT, spec_file)
-        _show_disagreements(found, as_json)
-        raise typer.Exit(FAILED if found else 0)
-    sources = Sources(mirror, security_mirror, certificates)
-    with render.transfer(err) as progress:
-        updated = update_lock(ROOT, spec_file, update or [], sources, progress)
-    if as_json:
-        unresolved = [asdict(item) for item in updated.unresolved]
-        _print_json({"changes": [asdict(change) for change in updated.changes], "unresolved": unresolved})
-        return
-    out.print(render.changes(updated.changes) or "deploy.lock is up to date", soft_wrap=True)
-    for item in updated.unresolved:
-        err.print(f"not locked: {item.part}: {item.what}\n  fix: {item.fix}", markup=False, soft_wrap=True)
-
-
-@app.command(
-    "diff",
-    epilog=examples(
-        "deploy diff                         the last commit's lock and this one",
-        "deploy diff v1.2 main               two git revisions",
-        "deploy diff old/deploy.lock         a lock file and this one",
-        "deploy diff deploy.lock running     this lock and the containers that run",
-        "deploy diff v1.2 --json | jq .transfer.size",
-    ),
-)
-def diff_verb(
-    before: Annotated[
-        str, typer.Argument(metavar="[A]", help="Lock file, git revision or `running`.", show_default="HEAD")
-    ] = "HEAD",
-    after: Annotated[str, typer.Argument(metavar="[B]", help="The same.", show_default="deploy.lock")] = "deploy.lock",
-    state: StateOption = STATE,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what differs between two locks, or a lock and what runs, and what a host must fetch to get from A to B."""
-    if (before, after).count(RUNNING) == 2:
-        raise typer.BadParameter("at most one of the two", param_hint=RUNNING)
-    one, two = (None if name == RUNNING else named_lock(ROOT, name) for name in (before, after))
-    if one is None or two is None:
-        stack = running_stack(ROOT, State(state).environment)
-        locked, running = running_lock(stack, next(lock for lock in (one, two) if lock))
-        one, two = (running, locked) if one is None else (locked, running)
-    found = diff(one, two)
-    if as_json:
-        _print_json(found.as_dict())
-        return
-    out.print(render.changes(found.changes) or f"{before} and {after} are the same", soft_wrap=True)
-    if found.transfer and found.changes:
-        out.print(render.transferred(found.transfer), soft_wrap=True)
-
-
-@app.command(
-    "verify",
-    epilog=examples(
-        "deploy verify                       does what runs equal deploy.lock?",
-        "deploy verify --full                every byte of the model too",
-        "deploy verify --json | jq '.drifts[]'",
-    ),
-)
-def verify_verb(
-    state: StateOption = STATE,
-    full: Annotated[bool, typer.Option("--full", help="Hash every byte of the model, not samples.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Hold what runs against deploy.lock. Exit code 0 only if all agrees, else one line for each drift.
-
-    Compared are each container's image, the files it sees, its arguments and variables, the engines' own account of
-    their arguments, the hooks, the model's files, and the versions of Docker and of the NVIDIA driver.
-    """
-    require_docker(probe.docker_facts(), cdi=False)
-    lock = read_lock(ROOT)
-    folder = State(state)
-    stack = running_stack(ROOT, folder.environment)
-    with render.transfer(err) as progress:
-        found = verify(stack, lock, folder, full=full, progress=lambda done, total: progress("model", done, total))
-    if as_json:
-        _print_json(found.as_dict())
-    else:
-        for drift in found.drifts:
-            sys.stdout.write(f"{drift}\n")
-        roles, how = ", ".join(found.roles) or "no container", "byte by byte" if full else "by size, time and samples"
-        verdict = f"{len(found.drifts)} drifts" if found.drifts else "all as locked"
-        err.print(f"{verdict}: {roles}; {found.files} model files {how}; {found.seconds:.1f} s", markup=False)
-    if found.drifts:
-        raise typer.Exit(FAILED)
 
 
 @docker_app.command("start", epilog=examples("deploy docker start", "INSTALL_DOCKER=no deploy docker start"))
@@ -494,19 +381,6 @@ def docker_run(
         if started:
             docker_engine.stop(folder, _say)
     raise typer.Exit(code)
-
-
-def _show_disagreements(found: list[Disagreement], as_json: bool) -> None:
-    if as_json:
-        _print_json({"agrees": not found, "disagreements": [asdict(item) for item in found]})
-        return
-    for item in found:
-        sys.stdout.write(f"{item.part}: {render.short(item.what)}\n")
-    if found:
-        fixes = ", or ".join(dict.fromkeys(item.fix for item in found))
-        err.print(f"deploy.lock is behind in {len(found)} points; fix: {fixes}", markup=False, soft_wrap=True)
-    else:
-        err.print("deploy.lock agrees with the repository and deploy.toml")
 
 
 def _profile(profile: ProfileName | None) -> Profile | None:
@@ -576,27 +450,38 @@ def _status_view(seen: Status) -> Any:
     )
 
 
-def _watch(look: Any, as_json: bool) -> None:
+def _watch(find: Callable[[], Stack], as_json: bool) -> None:
     """Show the status again and again until Ctrl-C, which is the way to end it and no failure."""
+    engines = engine_view.Live(LocalMachine())
+
+    def look() -> tuple[Status, list[engine_view.RoleView]]:
+        stack = find()
+        seen = status(stack)
+        running = any(state.role in engine_view.ENGINES and state.status == "running" for state in seen.roles)
+        return seen, engines.look(stack) if running else []
+
     try:
         if as_json or not out.is_terminal:
             while True:
-                seen: Status = look()
-                text = json.dumps(seen.as_dict(), default=str) if as_json else _plain(seen)
-                sys.stdout.write(text + "\n")
+                seen, views = look()
+                data = seen.as_dict() | {"engines": [view.as_dict() for view in views]}
+                sys.stdout.write((json.dumps(data, default=str) if as_json else _plain(seen, views)) + "\n")
                 sys.stdout.flush()
                 time.sleep(1)
         with Live(console=out, auto_refresh=False, screen=False) as live:
             while True:
-                live.update(_status_view(look()), refresh=True)
+                seen, views = look()
+                shown = [_status_view(seen), *(["", engine_view.draw(views)] if views else [])]
+                live.update(render.stacked(*shown), refresh=True)
                 time.sleep(1)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 
 
-def _plain(seen: Status) -> str:
+def _plain(seen: Status, views: list[engine_view.RoleView]) -> str:
     roles = " ".join(f"{state.role}={state.health or state.status}" for state in seen.roles)
-    return f"{time.strftime('%H:%M:%S')} {'serving' if seen.serving else 'not serving'} {roles}"
+    speeds = " ".join(f"{view.role}={view.tokens_per_second or 0:.1f}tok/s" for view in views)
+    return f"{time.strftime('%H:%M:%S')} {'serving' if seen.serving else 'not serving'} {roles} {speeds}".rstrip()
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from loadtest import containers, prepare, validity
+from loadtest import report as report_files
 from loadtest.api import Api
 from loadtest.errors import BenchError
 from loadtest.metrics import Metrics, Slo, measure, timeline
@@ -33,7 +34,7 @@ from loadtest.result import (
     Window,
 )
 from loadtest.run import Level, Observed, Progress, check_disk, observe
-from loadtest.scrape import GAUGES, Watcher, engine_identity
+from loadtest.scrape import GAUGES, Watcher, engine_identity, parse_metrics
 from loadtest.sse import Endpoint
 from loadtest.validity import Evidence
 from loadtest.workload import Plan, Prompts, Trace, Vocabulary, Workload, read_prompts, read_trace
@@ -97,13 +98,13 @@ def run(
     key = prepare.read_key(settings.api_key_file)
     api = Api(settings.url, api_key=key, ca_file=settings.ca_file)
     try:
-        plan, environment, engines = _prepare(settings, api, say)
+        plan, environment, engines, pages = _prepare(settings, api, say)
     finally:
         api.close()
     identifier, folder = _folder(settings, created)
     plans = _levels(settings, plan)
     results: list[LevelResult] = []
-    watcher = Watcher(engines)
+    watcher = Watcher(pages, {"Authorization": f"Bearer {key}"} if key else {})
     watcher.start()
 
     def result() -> Result:
@@ -135,6 +136,7 @@ def run(
                 break
     finally:
         watcher.stop()
+    report_files.write(result(), folder)
     return result(), folder
 
 
@@ -170,6 +172,18 @@ def load(path: Path) -> Result:
         raise BenchError(f"{file} has schema {schema}, which this version cannot read", str(error)[:300], "") from None
 
 
+def load_all(folder: Path) -> tuple[list[Result], list[Path]]:
+    """Results of all runs in a folder by date, and the files that are none."""
+    results: list[Result] = []
+    broken: list[Path] = []
+    for file in sorted(folder.glob("*/result.json")):
+        try:
+            results.append(load(file))
+        except BenchError:
+            broken.append(file)
+    return sorted(results, key=lambda result: result.created), broken
+
+
 def _check(settings: Settings) -> None:
     if settings.duration <= 0 or settings.repetitions < 1 or settings.processes < 1:
         raise BenchError("duration, repetitions and processes must be positive")
@@ -192,12 +206,19 @@ def _check(settings: Settings) -> None:
         raise BenchError(str(error)) from None
 
 
-def _prepare(settings: Settings, api: Api, say: Callable[[str], None]) -> tuple[Plan, Environment, dict[str, str]]:
+def _prepare(
+    settings: Settings, api: Api, say: Callable[[str], None]
+) -> tuple[Plan, Environment, dict[str, str], dict[str, str]]:
+    """The plan, what is measured, the engines' base URLs and the pages their counters are on."""
     model = prepare.choose_model(api, settings.model)
     stack = containers.find_stack(settings.url)
     engines = dict(settings.engines) or stack.engines
-    if not engines and "sglang:" in _metrics_page(api):
-        engines = {"server": settings.url}
+    if settings.engines or not has_metrics(api, "/engine_metrics"):
+        if not engines and has_metrics(api, "/metrics"):
+            engines = {"server": settings.url}
+        pages = {name: f"{url.rstrip('/')}/metrics" for name, url in engines.items()}
+    else:
+        pages = {"": f"{settings.url}/engine_metrics"}
     if isinstance(settings.workload, Prompts):
         vocabulary = Vocabulary(words=["unused"], overhead=0, source="own prompts")
     else:
@@ -229,14 +250,15 @@ def _prepare(settings: Settings, api: Api, say: Callable[[str], None]) -> tuple[
         host=_host(settings.host_report),
         generator={name: version(name) for name in ("locust", "gevent", "geventhttpclient")},
     )
-    return plan, environment, engines
+    return plan, environment, engines, pages
 
 
-def _metrics_page(api: Api) -> str:
+def has_metrics(api: Api, path: str) -> bool:
+    """Does this page show an engine's counters?"""
     try:
-        return api.get("/metrics").text
-    except BenchError:
-        return ""
+        return bool(parse_metrics(api.get(path).text))
+    except (BenchError, ValueError):
+        return False
 
 
 def lock_facts(path: Path | None) -> dict[str, Any]:

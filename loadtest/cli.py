@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -13,8 +15,11 @@ from rich.console import Console
 from rich.live import Live
 
 from loadtest import bench as benchmark
-from loadtest import render
+from loadtest import compare as comparison
+from loadtest import interop, render
+from loadtest import report as reports
 from loadtest.bench import Settings, State
+from loadtest.capacity import limits, measure_capacity
 from loadtest.errors import BenchError
 from loadtest.metrics import Slo
 from loadtest.workload import Prompts, Synthetic, Trace, Workload, parse_length, parse_lengths
@@ -234,6 +239,101 @@ def run(
         raise typer.Exit(EXIT_REJECTED)
     if result.target is not None and not result.target.reached:
         raise typer.Exit(EXIT_MISSED)
+
+
+@bench.command()
+def compare(
+    a: Annotated[Path, typer.Argument(help="run folder or result.json: the reference")],
+    b: Annotated[Path, typer.Argument(help="run folder or result.json: what is judged")],
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Ratio B/A of each figure with its confidence interval, a verdict, and what else differed."""
+    console = Console()
+    try:
+        found = comparison.compare(benchmark.load(a), benchmark.load(b))
+    except BenchError as error:
+        _fail(Console(stderr=True), error)
+    if as_json:
+        sys.stdout.write(found.model_dump_json(indent=1) + "\n")
+    else:
+        console.print(render.comparison(found), highlight=False)
+    if not found.ratios:
+        raise typer.Exit(EXIT_REJECTED)
+
+
+@bench.command()
+def history(
+    out: Annotated[Path, typer.Option(help="folder with the runs")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """All runs in a folder, oldest first."""
+    results, broken = benchmark.load_all(out)
+    if as_json:
+        sys.stdout.write(json.dumps([result.model_dump(mode="json", by_alias=True) for result in results]) + "\n")
+    else:
+        Console().print(render.history(results), highlight=False)
+    for path in broken:
+        Console(stderr=True).print(f"skipped {path}: not a result", style="yellow", highlight=False)
+
+
+@bench.command()
+def report(run_folder: Annotated[Path, typer.Argument(help="run folder")]) -> None:
+    """Writes report.md and report.html of a run again."""
+    try:
+        paths = reports.write(benchmark.load(run_folder), run_folder)
+    except BenchError as error:
+        _fail(Console(stderr=True), error)
+    for path in paths:
+        typer.echo(path)
+
+
+@bench.command("import")
+def import_result(
+    file: Annotated[Path, typer.Argument(help="result of sglang.bench_serving (JSONL), AIPerf or genai-bench (JSON)")],
+    out: Annotated[Path, typer.Option(help="folder for the runs")] = Path("runs"),
+) -> None:
+    """Takes another tool's result in, for compare and history."""
+    try:
+        result = interop.read(file)
+        folder = out / f"{result.source}-{result.id}"
+        if (folder / "result.json").exists():
+            raise BenchError(f"{folder} exists already", "this file was imported before", "remove it, or choose --out")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BenchError(f"cannot make the folder {folder}", error.strerror or str(error)) from None
+        benchmark.save(result, folder)
+    except BenchError as error:
+        _fail(Console(stderr=True), error)
+    typer.echo(folder)
+
+
+@bench.command("export")
+def export_result(
+    run_folder: Annotated[Path, typer.Argument(help="run folder or result.json")],
+    tool: Annotated[str, typer.Option("--format", help="sglang, aiperf or genai-bench")] = "sglang",
+) -> None:
+    """Prints a run's valid levels as another tool writes them, one JSON document a line."""
+    if tool not in interop.TOOLS:
+        raise typer.BadParameter(f"{tool!r}: allowed are {', '.join(interop.TOOLS)}", param_hint="--format")
+    try:
+        sys.stdout.write(interop.export(benchmark.load(run_folder), tool))
+    except BenchError as error:
+        _fail(Console(stderr=True), error)
+
+
+@bench.command()
+def capacity(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Measures how many streamed tokens a second one generator process takes on this machine."""
+    try:
+        found = measure_capacity()
+    except BenchError as error:
+        _fail(Console(stderr=True), error)
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(found)) + "\n")
+        return
+    typer.echo(f"{found.per_core:.0f} streamed tokens/s a core ({found.rate:.0f}/s at {found.cpu:.0%} of a core)")
+    typer.echo(limits())
 
 
 class _Interrupt:

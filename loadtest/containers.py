@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from python_on_whales import DockerClient
-from python_on_whales.exceptions import DockerException, NoSuchContainer
-
 from loadtest.plain import mapping, sequence
 
 ROLES = ("prefill", "decode", "server")
@@ -27,6 +24,9 @@ def find_stack(url: str) -> Stack:
     parts = urlsplit(url)
     if parts.hostname not in ("127.0.0.1", "localhost", "::1", "0.0.0.0"):
         return Stack()
+    from python_on_whales import DockerClient
+    from python_on_whales.exceptions import DockerException, NoSuchContainer
+
     port = str(parts.port or (443 if parts.scheme == "https" else 80))
     client = DockerClient()
     try:
@@ -38,10 +38,8 @@ def find_stack(url: str) -> Stack:
             labels = container.config.labels or {}
             project = labels["com.docker.compose.project"]
             service = labels.get("com.docker.compose.service", "")
-            bindings = (
-                mapping(b) for bound in mapping(container.network_settings.ports).values() for b in sequence(bound)
-            )
-            if any(str(binding.get("HostPort")) == port for binding in bindings):
+            ports = mapping(getattr(container.network_settings, "ports", None))
+            if any(str(mapping(b).get("HostPort")) == port for bound in ports.values() for b in sequence(bound)):
                 published, image = project, container.image
             address = next(
                 (n.ip_address for n in (container.network_settings.networks or {}).values() if n.ip_address), None

@@ -9,6 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.bench import State
+from loadtest.compare import Comparison
+from loadtest.report import with_interval
 from loadtest.result import LevelResult, Result
 from loadtest.run import latest
 from loadtest.stats import Distribution, distribution
@@ -145,3 +147,49 @@ def target_line(result: Result) -> Text:
     return Text.assemble(
         head, word, f" with {target.measured:.1f} tok/s; step budget {target.step_budget * 1000:.2f} ms{step}{missing}"
     )
+
+
+def comparison(found: Comparison) -> RenderableType:
+    """Ratios, verdicts and differences."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("", "figure", found.a, found.b, "ratio", "95 % interval", "over", "verdict"):
+        table.add_column(name, justify="left" if name in ("", "figure", "over", "verdict") else "right")
+    styles = {"better": "green", "worse": "bold red"}
+    for row in found.ratios:
+        between = "-" if row.low is None or row.high is None else f"{row.low:.3f} to {row.high:.3f}"
+        verdict = Text(row.judgement, style=styles.get(row.judgement, ""))
+        table.add_row(
+            row.level, row.figure, f"{row.a:.4g}", f"{row.b:.4g}", f"{row.ratio:.3f}", between, row.over, verdict
+        )
+    parts: list[RenderableType] = []
+    if not found.same_workload:
+        parts.append(Text("The workloads differ: the ratios compare different things.", style="bold red"))
+    parts.append(table if found.ratios else Text("No level has a valid window in both runs.", style="bold red"))
+    parts += [Text(f"not valid in both: {name}", style="yellow") for name in found.missing]
+    if found.differences:
+        parts.append(Text("\nWhat differed:", style="bold"))
+        parts += [Text(f"  {name}: {_short(a)} -> {_short(b)}") for name, a, b in found.differences]
+    return Group(*parts)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def history(results: list[Result]) -> RenderableType:
+    """One line a run: throughput by level."""
+    levels = list(dict.fromkeys(level.name for result in results for level in result.levels))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("created", "run", "verdict"):
+        table.add_column(name, no_wrap=True)
+    for name in levels:
+        table.add_column(f"{name}\ntok/s", justify="right")
+    for result in results:
+        cells: list[str] = []
+        for name in levels:
+            valid = [m.output_throughput for level in result.levels if level.name == name and (m := level.metrics)]
+            cells.append(with_interval(valid))
+        created = result.created[:16].replace("T", " ")
+        verdict = Text(result.verdict, style=STYLES[result.verdict])
+        table.add_row(created, result.label or result.id, verdict, *cells)
+    return table

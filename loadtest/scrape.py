@@ -66,17 +66,32 @@ class GpuSample:
     reasons: int
 
 
-def parse_metrics(text: str) -> dict[str, float]:
-    """Values by our names from a Prometheus page; label sets are joined. Metrics that are not there are absent."""
-    wanted = "\n".join(line for line in text.splitlines() if line.partition("{")[0].partition(" ")[0] in _BY_METRIC)
-    values: dict[str, float] = {}
+def parse_metrics(text: str) -> dict[str, dict[str, float]]:
+    """Values by our names for each engine of a Prometheus page; label sets are joined, absent metrics stay absent.
+
+    The router's page (`/engine_metrics`) has the engines of all workers, told apart by `engine_type` and `worker_addr`,
+    and writes `sglang_` for `sglang:`. On an engine's own page the key is the empty string.
+    """
+    lines = (
+        line.replace("sglang_", "sglang:", 1) if line.startswith("sglang_") else line for line in text.splitlines()
+    )
+    wanted = "\n".join(line for line in lines if line.partition("{")[0].partition(" ")[0] in _BY_METRIC)
+    workers: dict[tuple[str, str], dict[str, float]] = {}
     for family in text_string_to_metric_families(wanted + "\n"):
         for sample in family.samples:
             known = _BY_METRIC.get(sample.name)
-            if known is not None:
-                name, join = known
-                values[name] = join(values[name], float(sample.value)) if name in values else float(sample.value)
-    return values
+            if known is None:
+                continue
+            address = sample.labels.get("worker_addr", "")
+            kind = sample.labels.get("engine_type", "engine") if address else ""
+            values = workers.setdefault((kind, address), {})
+            name, join = known
+            values[name] = join(values[name], float(sample.value)) if name in values else float(sample.value)
+    engines: dict[str, dict[str, float]] = {}
+    for kind, address in sorted(workers):
+        same = sum(1 for name in engines if name.partition("-")[0] == kind)
+        engines[f"{kind}-{same + 1}" if same else kind] = workers[kind, address]
+    return engines
 
 
 GPU_QUERY = ("uuid", "power.draw", "utilization.gpu", "clocks_event_reasons.active")
@@ -115,16 +130,19 @@ def query_gpus() -> list[GpuSample]:
 class Watcher:
     """Samples all engines, and the GPUs, once each interval in a thread of its own.
 
-    `engines` maps a role to its base URL. An engine that does not answer gives a snapshot without values.
+    `pages` maps a name to the URL of a metrics page; the empty name is the router's page of all engines. An engine that
+    does not answer, or is no longer on the router's page, gives a snapshot without values.
     """
 
-    engines: Mapping[str, str]
+    pages: Mapping[str, str]
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
     interval: float = 1.0
     snapshots: list[Snapshot] = field(default_factory=list[Snapshot])
     gpus: list[GpuSample] = field(default_factory=list[GpuSample])
 
     def __post_init__(self) -> None:
-        self._client = httpx.Client(timeout=5.0, trust_env=False)
+        self._client = httpx.Client(timeout=5.0, trust_env=False, headers=dict(self.headers))
+        self._known: dict[str, set[str]] = {name: {name} if name else set() for name in self.pages}
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -141,18 +159,22 @@ class Watcher:
     def take(self) -> list[Snapshot]:
         """One snapshot of each engine, now."""
         with self._lock:
-            taken = [self._scrape(engine, url) for engine, url in self.engines.items()]
+            taken = [snapshot for name, url in self.pages.items() for snapshot in self._scrape(name, url)]
             self.snapshots += taken
             return taken
 
-    def _scrape(self, engine: str, url: str) -> Snapshot:
+    def _scrape(self, page: str, url: str) -> list[Snapshot]:
         try:
-            response = self._client.get(url.rstrip("/") + "/metrics", follow_redirects=True)
+            response = self._client.get(url, follow_redirects=True)
             response.raise_for_status()
-            values = parse_metrics(response.text)
+            found = parse_metrics(response.text)
         except (httpx.HTTPError, ValueError):
-            return Snapshot(time.time(), engine, None)
-        return Snapshot(time.time(), engine, values)
+            found = {}
+        if page and found:
+            found = {page: next(iter(found.values()))}
+        self._known[page] |= set(found)
+        at = time.time()
+        return [Snapshot(at, engine, found.get(engine)) for engine in sorted(self._known[page])]
 
     def _run(self) -> None:
         while not self._stop.wait(self.interval):

@@ -71,7 +71,7 @@ SCENARIOS: dict[str, Scenario] = {
     "short": Scenario(short_by=3),
     "lockstep": Scenario(lockstep=True, gap=0.04),
     "warming": Scenario(slow_start=4.0),
-    "flood": Scenario(first=0.0, gap=0.0),
+    "brisk": Scenario(first=0.01, gap=0.01),
 }
 
 

@@ -69,7 +69,7 @@ def ensure_image(
         mirror: Debian archive to fetch locked packages from; the machine's own apt configuration if None.
         security_mirror: the same for the security archive; `<mirror>-security` if None and `mirror` is given.
         certificates: PEM file of the certificate authorities to trust for the Python package index;
-            `SSL_CERT_FILE` from the environment if None, else the image's own.
+            this machine's own (`SSL_CERT_FILE`, else Debian's file) if None.
         package_cache: where fetched .deb files stay; `$XDG_CACHE_HOME/deepseek-v4-flash-sm120/debs` if None.
         wheel_cache: keep downloaded wheels in BuildKit's cache (10 GB, unpacked) for the next build of the engine.
         uv: the uv program that the build uses; `<repository>/.tools/bin/uv` if None.
@@ -86,8 +86,7 @@ def ensure_image(
         return found
     uv = uv or repository / ".tools/bin/uv"
     cache = package_cache or default_cache()
-    environment = os.environ.get("SSL_CERT_FILE")
-    certificates = certificates or (Path(environment) if environment else None)
+    certificates = certificates or default_certificates()
     suite = read_rootfs_lock(repository).suite
     with one_build_at_a_time(cache) as directory:
         if not rebuild and (found := find_image(inputs.tag, docker)):
@@ -136,6 +135,12 @@ def one_build_at_a_time(cache: Path) -> Generator[Path]:
             yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def default_certificates() -> Path | None:
+    """The certificate authorities that this machine trusts, if they are one file."""
+    candidates = [os.environ.get("SSL_CERT_FILE"), "/etc/ssl/certs/ca-certificates.crt"]
+    return next((Path(name) for name in candidates if name and Path(name).is_file()), None)
 
 
 def find_image(tag: str, docker: DockerClient) -> ImageReference | None:

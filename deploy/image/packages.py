@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import ssl
 import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -17,7 +18,7 @@ from deploy.lock.debian import LockedPackage, Mirrors
 
 PARALLEL_DOWNLOADS = 8
 CHUNK_BYTES = 1 << 20
-RETRIES = 3
+ATTEMPTS = 3
 
 # Debian bookworm keeps these as links into /usr; a .deb still has files under the old names.
 MERGED_DIRECTORIES = ("bin", "lib", "lib64", "sbin")
@@ -63,9 +64,9 @@ def fetch(
     if not missing:
         return files
     sources = mirrors()
-    transport = httpx.HTTPTransport(retries=RETRIES)
     with (
-        httpx.Client(transport=transport, timeout=60, follow_redirects=True) as client,
+        # The certificate authorities that this machine trusts, not httpx's own list.
+        httpx.Client(verify=ssl.create_default_context(), timeout=60, follow_redirects=True) as client,
         ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool,
     ):
         downloads = {pool.submit(_download, client, sources, package, files[package]): package for package in missing}
@@ -82,32 +83,32 @@ def fetch(
 
 def _download(client: httpx.Client, mirrors: Mirrors, package: LockedPackage, path: Path) -> None:
     address = mirrors.address(package)
-    partial = path.with_suffix(f".{os.getpid()}.part")
-    digest = hashlib.sha256()
+    partial = path.with_suffix(".part")
     try:
-        # Version numbers may hold characters that have a meaning in an address.
-        scheme, rest = address.split("://", 1)
-        with client.stream("GET", f"{scheme}://{quote(rest, safe='/:@')}") as response:
-            response.raise_for_status()
-            with partial.open("wb") as file:
-                for chunk in response.iter_bytes(CHUNK_BYTES):
-                    digest.update(chunk)
-                    file.write(chunk)
-        if digest.hexdigest() != package.sha256:
+        attempts = ATTEMPTS
+        while True:
+            try:
+                digest = _transfer(client, address, partial)
+                break
+            except httpx.TransportError:
+                attempts -= 1
+                if not attempts:
+                    raise
+        if digest != package.sha256:
             raise DeployError(
                 f"{package.identity} is not the package that was locked",
-                f"{address} has sha256 {digest.hexdigest()}, deploy.lock expects {package.sha256}",
+                f"{address} has sha256 {digest}, deploy.lock expects {package.sha256}",
                 "use another mirror (--mirror URL); if this one is right, look at what changed and lock anew: "
-                "`deploy lock --update rootfs`",
+                "`deploy lock`",
             )
         partial.replace(path)
     except httpx.HTTPStatusError as error:
         raise DeployError(
             f"{package.identity} is not on the mirror",
             f"{address} answered {error.response.status_code}; mirrors drop a version once a newer one is out",
-            "use a dated snapshot archive (--mirror URL), or lock anew: `deploy lock --update rootfs`",
+            "use a dated snapshot archive (--mirror URL), or lock anew: `deploy lock`",
         ) from error
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise DeployError(
             f"{package.identity} could not be fetched",
             f"{address}: {error or type(error).__name__}",
@@ -115,6 +116,20 @@ def _download(client: httpx.Client, mirrors: Mirrors, package: LockedPackage, pa
         ) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _transfer(client: httpx.Client, address: str, target: Path) -> str:
+    """Write what an address serves to a file, and return its sha256."""
+    digest = hashlib.sha256()
+    # Version numbers may hold characters that have a meaning in an address.
+    scheme, _, rest = address.partition("://")
+    with client.stream("GET", f"{scheme}://{quote(rest, safe='/:@')}") as response:
+        response.raise_for_status()
+        with target.open("wb") as file:
+            for chunk in response.iter_bytes(CHUNK_BYTES):
+                digest.update(chunk)
+                file.write(chunk)
+    return digest.hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -37,9 +37,11 @@ sed 's/$/ installed/' /tmp/debs/expected | diff -u - /tmp/installed
 
 echo 'engine:x:65532:65532::/tmp:/usr/sbin/nologin' >> /out/etc/passwd
 echo 'engine:x:65532:' >> /out/etc/group
+# Nobody in a container needs another user's rights.
+find /out -type f -perm /6000 -exec chmod ug-s {} +
 # A named volume takes over the owner of the directory that it is mounted on.
-install_directory() { mkdir -p "/out$1" && chown 65532:65532 "/out$1"; }
-install_directory /var/cache/engine
+mkdir /out/var/cache/engine
+chown 65532:65532 /out/var/cache/engine
 : > /out/etc/machine-id
 # The container engine mounts these; if it had to make them first, each build step would change /etc.
 : > /out/etc/hosts

@@ -21,7 +21,7 @@ from debian.deb822 import Deb822
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deploy.errors import DeployError
-from deploy.lock.document import read_part, write_part
+from deploy.lock.document import read_part
 
 PART = "rootfs"
 REQUEST_FILE = Path("deploy/image/rootfs.toml")
@@ -115,6 +115,19 @@ def parse_request(text: str) -> RootfsRequest:
         raise DeployError(f"{REQUEST_FILE} is not valid", str(error), f"correct {REQUEST_FILE}") from error
 
 
+def read_request(repository: Path) -> RootfsRequest:
+    """Read what the repository's image is asked to contain.
+
+    Raises:
+        DeployError: rootfs.toml is missing or not valid.
+    """
+    path = repository / REQUEST_FILE
+    try:
+        return parse_request(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DeployError(f"{REQUEST_FILE} is missing", f"no file {path}", f"git checkout {REQUEST_FILE}") from error
+
+
 def read_rootfs_lock(repository: Path) -> RootfsLock:
     """Read the part `rootfs` of the repository's deploy.lock.
 
@@ -127,35 +140,18 @@ def read_rootfs_lock(repository: Path) -> RootfsLock:
         raise DeployError(
             "deploy.lock has a damaged part 'rootfs'",
             str(error),
-            "restore it with `git checkout deploy.lock`, or make it again with `deploy lock --update rootfs`",
+            "restore it with `git checkout deploy.lock`, or make it again with `deploy lock`",
         ) from error
 
 
-def lock_rootfs(
-    repository: Path,
-    *,
-    mirror: str | None = None,
-    security_mirror: str | None = None,
-    keyring: Path = DEBIAN_KEYRING,
-) -> RootfsLock:
-    """Choose the packages anew and write the part `rootfs` of deploy.lock. Needs apt on this machine.
-
-    Args:
-        repository: root of the checkout.
-        mirror: Debian archive, a dated snapshot if wanted; the machine's own if None.
-        security_mirror: security archive; `<mirror>-security` if None and `mirror` is given.
-        keyring: the keys that release files must be signed with.
-
-    Returns:
-        What was written.
-
-    Raises:
-        DeployError: no apt, no mirror, no keyring, a bad signature, or a package that the suite does not have.
-    """
-    request = parse_request((repository / REQUEST_FILE).read_text(encoding="utf-8"))
-    lock = resolve(request, find_mirrors(request.suite, mirror, security_mirror), keyring)
-    write_part(repository, PART, lock.model_dump(mode="json", exclude_defaults=True))
-    return lock
+def disagreements(request: RootfsRequest, lock: RootfsLock) -> list[str]:
+    """What the lock says otherwise than the request that it was made from, one line each."""
+    found: list[str] = []
+    if lock.suite != request.suite:
+        found.append(f"the suite is {request.suite} in {REQUEST_FILE}, {lock.suite} in deploy.lock")
+    found += [f"{name} is asked for, not locked" for name in request.packages if name not in lock.requested]
+    found += [f"{name} is locked, not asked for" for name in lock.requested if name not in request.packages]
+    return found
 
 
 def find_mirrors(suite: str, mirror: str | None = None, security_mirror: str | None = None) -> Mirrors:
@@ -203,7 +199,7 @@ def resolve(request: RootfsRequest, mirrors: Mirrors, keyring: Path = DEBIAN_KEY
     """Let apt choose the packages for a request.
 
     Raises:
-        DeployError: as `lock_rootfs`.
+        DeployError: no apt, no keyring, a bad signature, or a package that the suite does not have.
     """
     if not shutil.which("apt-get"):
         raise DeployError(

@@ -25,7 +25,16 @@ from deploy.host.gpus import MINIMUM_DRIVER
 from deploy.image.build import find_image
 from deploy.image.inputs import IMAGE_NAME, ImageInputs, parse_uv_version, read_inputs
 from deploy.image.layers import read_layers
-from deploy.lock.debian import REQUEST_FILE, LockedPackage, RootfsLock, find_mirrors, parse_request, resolve
+from deploy.lock.debian import (
+    DEBIAN_KEYRING,
+    REQUEST_FILE,
+    LockedPackage,
+    RootfsLock,
+    disagreements,
+    find_mirrors,
+    read_request,
+    resolve,
+)
 from deploy.lock.diff import Change, diff
 from deploy.lock.document import FILE_NAME
 from deploy.lock.engine import PACKAGE, lock_engine, locked_patches
@@ -59,9 +68,6 @@ COMPOSE_FILES = ("compose.cpu.yaml", "compose.p2p.yaml", "compose.yaml")
 # Which package brings the interpreter and which the C library; their versions decide which wheels fit.
 INTERPRETER, C_LIBRARY = re.compile(r"python3\.\d+-minimal"), re.compile("libc6")
 
-# The parts that do not simply follow from the repository's files.
-RESOLVED: tuple[Part, ...] = ("rootfs", "engine", "model", "image")
-
 Progress = Callable[[str, int, int], None]
 
 
@@ -94,12 +100,14 @@ class Sources:
 
     Attributes:
         mirror: Debian archive; the machine's own if None. `security_mirror` likewise.
+        keyring: the keys that its release files must be signed with.
         certificates: authorities to trust for the Python package index.
         cache: folder of fetched wheels.
     """
 
     mirror: str | None = None
     security_mirror: str | None = None
+    keyring: Path = DEBIAN_KEYRING
     certificates: Path | None = None
     cache: Path | None = None
 
@@ -140,8 +148,9 @@ def update_lock(
     locked = before
     if "rootfs" in wanted or _rootfs_open(root, locked):
         progress("Debian packages", 0, 0)
-        request = parse_request((root / REQUEST_FILE).read_text(encoding="utf-8"))
-        rootfs = resolve(request, find_mirrors(request.suite, sources.mirror, sources.security_mirror))
+        request = read_request(root)
+        mirrors = find_mirrors(request.suite, sources.mirror, sources.security_mirror)
+        rootfs = resolve(request, mirrors, sources.keyring)
         locked = locked.model_copy(update={"rootfs": rootfs})
     locked, unresolved = derive(root, spec_file, locked)
     stale = {item.part for item in unresolved}
@@ -161,7 +170,7 @@ def update_lock(
             raise DeployError("the image cannot be locked", missing.what, missing.fix)
         unresolved += [missing] if missing else []
         locked = locked.model_copy(update={"image": image})
-    _, still = derive(root, spec_file, locked)
+    still = derive(root, spec_file, locked)[1] if stale else []
     if dump(locked) != dump(before):
         write_lock(root, locked)
     left = still + [item for item in unresolved if item.part == "image"]
@@ -253,20 +262,10 @@ def describe(change: Change) -> str:
 
 
 def _rootfs_open(root: Path, locked: Lock) -> list[Disagreement]:
-    path = root / REQUEST_FILE
-    try:
-        request = parse_request(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DeployError(f"{REQUEST_FILE} is missing", f"no file {path}", f"git checkout {REQUEST_FILE}") from error
+    request = read_request(root)
     if locked.rootfs is None:
         return [Disagreement("rootfs", "not locked yet", "deploy lock")]
-    if (locked.rootfs.suite, locked.rootfs.requested) == (request.suite, request.packages):
-        return []
-    new = [f"+{name}" for name in request.packages if name not in locked.rootfs.requested]
-    gone = [f"-{name}" for name in locked.rootfs.requested if name not in request.packages]
-    suite = [f"{locked.rootfs.suite} -> {request.suite}"] if locked.rootfs.suite != request.suite else []
-    what = " ".join([*suite, *new, *gone]) or "another order"
-    return [Disagreement("rootfs", f"{REQUEST_FILE} asks for other packages than were locked: {what}", "deploy lock")]
+    return [Disagreement("rootfs", line, "deploy lock") for line in disagreements(request, locked.rootfs)]
 
 
 def _model_open(spec_file: SpecFile, locked: Lock) -> list[Disagreement]:

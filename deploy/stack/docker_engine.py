@@ -40,7 +40,7 @@ def ensure(state: State, *, may_install: bool, say: Say) -> bool:
     facts = probe.docker_facts()
     if facts.server:
         return False
-    if not _daemon():
+    if not _daemon() or not facts.client:
         _install(state, facts, may_install, say)
     if probe.docker_facts().server:
         # Packages start their service themselves where an init system runs.

@@ -45,14 +45,7 @@ def settings(config: Mapping[str, Any], files: Iterable[Path], variables: Iterab
         found += _arguments(service, effective, raw, known)
         environment: dict[str, Any] = effective.get("environment") or {}
         for name, value in sorted(environment.items()):
-            place = next(
-                (
-                    (file, entry)
-                    for file, services in reversed(raw)
-                    if (entry := _entries(services.get(service, {}).get("environment")).get(name)) is not None
-                ),
-                None,
-            )
+            place = _place(service, name, raw)
             origin = _origin(*place, known) if place else "unknown"
             found.append(Setting(service, "environment", name, "" if value is None else _unescaped(str(value)), origin))
     return found
@@ -80,17 +73,44 @@ def _arguments(
         for value, node in zip(command, nodes, strict=True)
     ]
     found += [Setting(service, "argument", "", value, LAUNCHER) for value in LAUNCHER_ADDS.get(service, ())]
-    extra = known.get(f"{service.upper()}_EXTRA_ARGUMENTS")
-    if extra:
-        origin = f"{extra.origin} via {extra.name}"
-        found += [Setting(service, "argument", "", value, origin) for value in shlex.split(extra.value)]
-    return found
+    return found + _extra(service, effective, raw, known)
+
+
+def _extra(
+    service: str,
+    effective: Mapping[str, Any],
+    raw: list[tuple[str, dict[str, dict[str, yaml.Node]]]],
+    known: Mapping[str, Variable],
+) -> list[Setting]:
+    """The arguments that the launcher takes from EXTRA_ARGUMENTS: the compose file's own, then the person's."""
+    environment: dict[str, Any] = effective.get("environment") or {}
+    try:
+        values = shlex.split(_unescaped(str(environment.get("EXTRA_ARGUMENTS") or "")))
+        person = known.get(f"{service.upper()}_EXTRA_ARGUMENTS")
+        last = len(shlex.split(person.value)) if person else 0
+    except ValueError:
+        # The launcher says so itself when the container starts.
+        return []
+    place = _place(service, "EXTRA_ARGUMENTS", raw)
+    line = f"{place[0]}:{place[1].start_mark.line + 1}" if place else "unknown"
+    origins = [line] * (len(values) - last) + [f"{person.origin} via {person.name}" if person else line] * last
+    return [Setting(service, "argument", "", value, origin) for value, origin in zip(values, origins, strict=True)]
+
+
+def _place(
+    service: str, name: str, raw: list[tuple[str, dict[str, dict[str, yaml.Node]]]]
+) -> tuple[str, yaml.Node] | None:
+    """The file and node that decide an environment variable: the last file that has it."""
+    for file, services in reversed(raw):
+        if entry := _entries(services.get(service, {}).get("environment")).get(name):
+            return file, entry
+    return None
 
 
 def _origin(file: str, node: yaml.Node, known: Mapping[str, Variable]) -> str:
     place = f"{file}:{node.start_mark.line + 1}"
     names = _VARIABLE.findall(str(node.value)) if isinstance(node, yaml.ScalarNode) else []
-    set_by = [known[name] for name in names if name in known]
+    set_by = [known[name] for name in dict.fromkeys(names) if name in known]
     if set_by:
         return ", ".join(f"{variable.origin} via {variable.name}" for variable in set_by)
     return f"{place} default" if names else place

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -92,21 +92,23 @@ def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
         with step("host", report) as running:
             stack, _ = plan(root, spec_file, state, "")
             running.outcome = check_host(stack, spec_file.spec)
-        with step("image", report) as running:
-            image = ensure_image(root, progress=build_progress(running))
-            origin = "built" if image.built else "already here"
-            running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {origin}"
+        # Before the image, which takes minutes: what is missing here must not wait for it.
         with step("model", report) as running:
             running.outcome = _prepare_model(spec_file, state)
         if spec_file.spec.router.api_key_file:
             copy_api_key(spec_file.file.parent / spec_file.spec.router.api_key_file, state.api_key)
+        with step("image", report) as running:
+            image = ensure_image(root, progress=build_progress(running))
+            origin = "built" if image.built else "already here"
+            running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {origin}"
         stack, lines = plan(root, spec_file, state, image.tag)
         before = _identities(stack)
         with _undone_on_failure(stack, before, report):
             write(state.environment, render(lines))
-            target = endpoint(stack.config())
+            config = stack.config()
+            target = endpoint(config)
             with step("start", report) as running:
-                for roles in (ENGINES, (ROUTER,)):
+                for roles in _waves(config["services"]):
                     stack.start(roles)
                     wait_healthy(stack, roles, state, report)
                 changed = _identities(stack) != before
@@ -118,6 +120,12 @@ def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
                     f"{acceptance.transferred / MEBIBYTE:.2f} MiB of KV cache over {acceptance.transport}"
                 )
     return Result(acceptance, image, changed, time.monotonic() - begun)
+
+
+def _waves(services: Iterable[str]) -> list[tuple[str, ...]]:
+    """The order of starting: what the engines lean on, the engines, then the router, which waits for both."""
+    others = tuple(sorted(set(services) - {*ENGINES, ROUTER}))
+    return [wave for wave in (others, ENGINES, (ROUTER,)) if wave]
 
 
 def down(stack: Stack, state: State, *, keep_volumes: bool = False) -> list[str]:
@@ -143,7 +151,7 @@ def check_host(stack: Stack, spec: Spec) -> str:
     facts = probe.docker_facts()
     require_docker(facts, cdi=spec.profile == "pd")
     if spec.profile == "pd":
-        present, places = probe.cdi_devices(facts.cdi_folders), probe.gpu_places()
+        present, places = probe.cdi_devices(facts.cdi_folders), probe.gpus()
         for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
             devices = [cdi_device(gpu) for gpu in role.gpus]
             require_gpus(devices, present, facts.cdi_folders)

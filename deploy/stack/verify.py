@@ -58,7 +58,9 @@ def verify(
         drifts += version_drifts("Docker engine", lock.host.docker_engine, docker.server)
         drifts += version_drifts("docker compose", lock.host.docker_compose, docker.compose)
         if stack.profile != "cpu":
-            drifts += version_drifts("NVIDIA driver", lock.host.driver, probe.driver_version())
+            drifts += version_drifts(
+                "NVIDIA driver", lock.host.driver, next((gpu.driver for gpu in probe.gpus()), None)
+            )
     return Verified(
         profile=stack.profile,
         roles=tuple(item.role for item in observed),

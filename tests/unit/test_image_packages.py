@@ -73,7 +73,7 @@ def test_a_vanished_package_is_refused_by_name_and_the_rest_stays_cached(tmp_pat
         fetch([kept], lambda: mirrors(server), cache)
         fetch([kept, gone], lambda: mirrors(server), cache)
     assert "404" in raised.value.why
-    assert "deploy lock --update rootfs" in raised.value.fix
+    assert "deploy lock" in raised.value.fix
     assert files_in(cache) == {f"{kept.sha256}.deb"}
 
 
@@ -86,6 +86,21 @@ def test_a_tampered_package_is_refused_by_name_with_both_hashes(tmp_path: Path) 
     assert hashlib.sha256(b"evil").hexdigest() in raised.value.why
     assert package.sha256 in raised.value.why
     assert files_in(cache) == set()
+
+
+def test_a_transfer_that_is_cut_is_tried_again(tmp_path: Path) -> None:
+    package = publish(tmp_path / "web", "a", b"first")
+    with serve(tmp_path / "web", cuts=2) as server:
+        files = fetch([package], lambda: mirrors(server), tmp_path / "cache")
+    assert files[package].read_bytes() == b"first"
+    assert len(server.requested) == 3
+
+
+def test_a_transfer_that_is_cut_each_time_is_given_up(tmp_path: Path) -> None:
+    package = publish(tmp_path / "web", "a", b"first")
+    with serve(tmp_path / "web", cuts=9) as server, pytest.raises(DeployError, match="could not be fetched"):
+        fetch([package], lambda: mirrors(server), tmp_path / "cache")
+    assert files_in(tmp_path / "cache") == set()
 
 
 def test_a_mirror_that_does_not_answer_is_named(tmp_path: Path) -> None:

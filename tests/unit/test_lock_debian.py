@@ -6,12 +6,14 @@ import pytest
 from deploy.errors import DeployError
 from deploy.lock.debian import (
     Mirrors,
+    RootfsLock,
     RootfsRequest,
+    disagreements,
     find_mirrors,
-    lock_rootfs,
     parse_apt_targets,
     parse_chosen,
     parse_request,
+    read_request,
     read_rootfs_lock,
     resolve,
 )
@@ -78,16 +80,6 @@ def test_a_package_that_the_suite_lacks_is_named(archive: Path) -> None:
 
 
 @needs_apt
-def test_locking_writes_the_part_that_reading_returns(archive: Path, tmp_path: Path) -> None:
-    request = tmp_path / "deploy/image/rootfs.toml"
-    request.parent.mkdir(parents=True)
-    request.write_text('suite = "tiny"\npackages = ["tool"]\n', encoding="utf-8")
-    with serve(archive) as server:
-        lock = lock_rootfs(tmp_path, mirror=f"{server.address}/debian/", keyring=archive / "keyring.gpg")
-    assert read_rootfs_lock(tmp_path) == lock
-
-
-@needs_apt
 def test_a_missing_keyring_names_the_package_that_has_it(tmp_path: Path) -> None:
     with pytest.raises(DeployError) as raised:
         resolve(request_tool(), Mirrors(debian="http://x", debian_security="http://y"), tmp_path / "none.gpg")
@@ -95,13 +87,23 @@ def test_a_missing_keyring_names_the_package_that_has_it(tmp_path: Path) -> None
 
 
 def test_the_repository_has_a_lock_for_what_it_asks_for() -> None:
-    request = parse_request((REPOSITORY / "deploy/image/rootfs.toml").read_text(encoding="utf-8"))
-    lock = read_rootfs_lock(REPOSITORY)
-    assert (lock.suite, lock.requested) == (request.suite, request.packages)
+    request, lock = read_request(REPOSITORY), read_rootfs_lock(REPOSITORY)
+    assert disagreements(request, lock) == []
     names = [package.name for package in lock.package]
     assert set(request.packages) <= set(names)
     assert names == sorted(set(names))
     assert {package.name for package in lock.package if package.essential} >= {"base-files", "dpkg", "libc6", "tar"}
+
+
+def test_each_disagreement_of_lock_and_request_is_a_line() -> None:
+    lock = RootfsLock(suite="bookworm", requested=("a", "b"), release=(), package=())
+    assert disagreements(RootfsRequest(suite="bookworm", packages=("b", "a")), lock) == []
+    found = disagreements(RootfsRequest(suite="trixie", packages=("b", "c")), lock)
+    assert found == [
+        "the suite is trixie in deploy/image/rootfs.toml, bookworm in deploy.lock",
+        "c is asked for, not locked",
+        "a is locked, not asked for",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 @contextmanager
-def serve(folder: Path) -> Generator[Server]:
-    """Serve a folder until the block ends."""
+def serve(folder: Path, cuts: int = 0) -> Generator[Server]:
+    """Serve a folder until the block ends; cut the first answers short, as often as asked."""
     requested: list[str] = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
@@ -29,7 +29,14 @@ def serve(folder: Path) -> Generator[Server]:
 
         def do_GET(self) -> None:
             requested.append(self.path)
-            super().do_GET()
+            if len(requested) <= cuts:
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.wfile.write(b"part")
+                self.close_connection = True
+            else:
+                super().do_GET()
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
