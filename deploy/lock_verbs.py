@@ -31,7 +31,11 @@ class PartName(StrEnum):
     image = "image"
 
 
-app = typer.Typer()
+app = typer.Typer(
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 

@@ -15,13 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from debian.deb822 import Deb822
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deploy.errors import DeployError
 from deploy.lock.document import read_part
+
+if TYPE_CHECKING:  # only choosing packages needs it, reading what was chosen does not
+    from debian.deb822 import Deb822
 
 PART = "rootfs"
 REQUEST_FILE = Path("deploy/image/rootfs.toml")
@@ -298,12 +300,16 @@ class _Apt:
     def choose(self, wanted: Iterable[str]) -> list[tuple[str, str, str]]:
         return parse_chosen(self.run("apt-get", "install", "--yes", "--print-uris", *wanted))
 
-    def stanzas(self, chosen: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str], Deb822]:
+    def stanzas(self, chosen: Iterable[tuple[str, str, str]]) -> "dict[tuple[str, str], Deb822]":
+        from debian.deb822 import Deb822
+
         text = self.run("apt-cache", "show", *(f"{name}={version}" for name, version, _ in chosen))
         stanzas = Deb822.iter_paragraphs(text, use_apt_pkg=False)
         return {(stanza["Package"], stanza["Version"]): stanza for stanza in stanzas}
 
     def releases(self) -> list[LockedRelease]:
+        from debian.deb822 import Deb822
+
         found: list[LockedRelease] = []
         for path in self._lists.glob("*_InRelease"):
             content = path.read_bytes()

@@ -15,16 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException
 
 from deploy.errors import DeployError
 from deploy.host.docker_facts import INSTALL, MINIMUM_COMPOSE, MINIMUM_ENGINE
 from deploy.host.errors import HostError
 from deploy.host.gpus import MINIMUM_DRIVER
-from deploy.image.build import find_image
 from deploy.image.inputs import IMAGE_NAME, ImageInputs, parse_uv_version, read_inputs
-from deploy.image.layers import read_layers
 from deploy.lock.debian import (
     DEBIAN_KEYRING,
     REQUEST_FILE,
@@ -38,7 +35,6 @@ from deploy.lock.debian import (
 from deploy.lock.diff import Change, diff
 from deploy.lock.document import FILE_NAME
 from deploy.lock.engine import PACKAGE, lock_engine, locked_patches
-from deploy.lock.fetch import default_cache, fetch
 from deploy.lock.model import (
     EngineLock,
     HostLock,
@@ -291,6 +287,9 @@ def _model_open(spec_file: SpecFile, locked: Lock) -> list[Disagreement]:
 
 
 def _engine(root: Path, locked: Lock, sources: Sources, progress: Progress) -> EngineLock:
+    # Here and not above, as in `_built`: loading the HTTP client takes longer than `lock --check`.
+    from deploy.lock.fetch import default_cache, fetch
+
     assert locked.rootfs
     inputs = read_inputs(root, locked.rootfs.package)
     wheel = installed_wheels((root / "uv.lock").read_text(encoding="utf-8"), _target(locked.rootfs))[PACKAGE]
@@ -306,6 +305,11 @@ def _engine(root: Path, locked: Lock, sources: Sources, progress: Progress) -> E
 
 def _built(image: ImageLock) -> tuple[ImageLock, Disagreement | None]:
     """What the local Docker engine has built from these inputs."""
+    from python_on_whales import DockerClient
+
+    from deploy.image.build import find_image
+    from deploy.image.layers import read_layers
+
     tag = f"{IMAGE_NAME}:{image.inputs[:16]}"
     try:
         found = find_image(tag, DockerClient())

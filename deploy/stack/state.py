@@ -16,6 +16,8 @@ from deploy.errors import DeployError
 class LockHeld(DeployError):
     """Another controller is changing the same stack."""
 
+    exit_code = 5
+
 
 @dataclass(frozen=True)
 class State:
