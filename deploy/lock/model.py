@@ -264,6 +264,8 @@ def read_lock(repository: Path) -> Lock:
         return load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DeployError(f"{FILE_NAME} is missing", f"no file {path}", "make it with `deploy lock`") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeployError(f"{FILE_NAME} cannot be read", str(error), f"git checkout {FILE_NAME}") from error
 
 
 def write_lock(repository: Path, lock: Lock) -> None:
