@@ -18,14 +18,15 @@ def named_lock(root: Path, name: str) -> Lock:
     Raises:
         DeployError: it is neither, or there is no lock at that revision.
     """
-    path = Path(name)
-    path = path / FILE_NAME if path.is_dir() else path
-    if path.is_file():
+    path = Path(name) / FILE_NAME if Path(name).is_dir() else Path(name)
+    if name and path.is_file():
         try:
             return load(path.read_text(encoding="utf-8"), name)
         except UnicodeDecodeError as error:
             raise DeployError(f"{name} is no lock", str(error), "name a deploy.lock or a git revision") from error
-    command = ["git", "-C", str(root), "show", "--end-of-options", f"{name}:{FILE_NAME}"]
+    # No option and no empty name, which would mean the index: only names of commits.
+    revision = name if name and not name.startswith("-") else "no-such-revision"
+    command = ["git", "-C", str(root), "cat-file", "blob", f"{revision}:{FILE_NAME}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except FileNotFoundError as error:

@@ -122,7 +122,7 @@ def test_a_wrong_request_is_refused_by_key_or_line(text: str, complaint: str) ->
 
 def test_a_damaged_lock_is_refused_with_the_field(tmp_path: Path) -> None:
     text = (REPOSITORY / "deploy.lock").read_text(encoding="utf-8")
-    (tmp_path / "deploy.lock").write_text(text.replace('sha256 = "', 'sha256 = "x', 4), encoding="utf-8")
+    (tmp_path / "deploy.lock").write_text(text.replace('sha256 = "', 'sha256 = "x'), encoding="utf-8")
     with pytest.raises(DeployError, match="damaged") as raised:
         read_rootfs_lock(tmp_path)
     assert "sha256" in raised.value.why
