@@ -140,6 +140,21 @@ def run(
     return result(), folder
 
 
+def write_plan(settings: Settings, path: Path) -> None:
+    """Writes the plan that a plain Locust run takes (the first of `rates` if there are any). Raises BenchError."""
+    _check(settings)
+    api = Api(settings.url, api_key=prepare.read_key(settings.api_key_file), ca_file=settings.ca_file)
+    try:
+        plan = _prepare(settings, api, lambda _: None)[0]
+    finally:
+        api.close()
+    plan = plan.model_copy(update={"rate": settings.rates[0]}) if settings.rates else plan
+    try:
+        path.write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"cannot write {path}", error.strerror or str(error)) from None
+
+
 def save(result: Result, folder: Path) -> None:
     """Writes `result.json`, whole or not at all. Raises BenchError."""
     path = folder / "result.json"
