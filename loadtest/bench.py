@@ -111,7 +111,7 @@ def run(
         return Result(
             id=identifier,
             created=created.isoformat(timespec="seconds"),
-            command=sys.argv,
+            command=[Path(sys.argv[0]).name, *sys.argv[1:]],
             label=settings.label,
             workload=_describe(plan),
             environment=environment,

@@ -236,6 +236,8 @@ def test_one_generator_takes_5000_streamed_tokens_a_second_and_core() -> None:
     [
         (("--url", "http://127.0.0.1:9"), 1, ("cannot reach", "deploy up")),
         (("--url", "ftp://x"), 1, ("not a URL",)),
+        (("--url", "http://me:secret@127.0.0.1:9"), 1, ("password", "--api-key-file")),
+        (("--duration", "10 days"), 2, ("10m",)),
         (("--url", "SERVER", "--model", "nope"), 1, ("no model 'nope'", "--model")),
         (("--url", "SERVER"), 1, ("several models", "--model")),
         (("--url", "SERVER", "--model", "plain", "--api-key-file", "missing"), 1, ("cannot read the API key file",)),
