@@ -70,10 +70,13 @@ def test_the_fix_script_is_valid_shell_and_leaves_the_reboot_to_the_reader(broke
     assert "\n# sudo systemctl reboot\n" in result.output and "\nsudo systemctl reboot" not in result.output
 
 
+NO_GPU = probe(lookalike.no_gpu())
+
+
 @given(st.text(), st.text())
 def test_nothing_from_the_host_leaves_its_comment_in_the_fix_script(seen: str, fix: str) -> None:
     finding = Finding(id="a.b", group="g", severity=Severity.ERROR, seen=seen, why="w", fix=fix, commands=("true",))
-    script = to_script(probe(lookalike.no_gpu()), [finding])
+    script = to_script(NO_GPU, [finding])
     assert [line for line in script.splitlines() if line and not line.startswith("#")] == ["set -eu", "true"]
 
 
