@@ -17,7 +17,7 @@ GIB = 1024**3
 CAP_SYS_RESOURCE = 24
 
 
-def docker_facts(timeout_s: float = 20) -> DockerFacts:
+def docker_facts(timeout_s: float = 60) -> DockerFacts:
     """Ask the Docker client about itself and the engine of its current context."""
     if not shutil.which("docker"):
         return DockerFacts()
