@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -19,25 +19,28 @@ from python_on_whales.exceptions import DockerException
 from rich.console import Console
 from rich.live import Live
 
-from deploy import render
+from deploy import host_verbs, render
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
 from deploy.host.errors import HostError
+from deploy.host.probe_host import LocalMachine
 from deploy.image.build import ensure_image
 from deploy.image.inputs import image_tag
+from deploy.lock.debian import DEBIAN_KEYRING, changes, check_rootfs, lock_rootfs, read_rootfs_lock
 from deploy.spec.load import SpecError, load
 from deploy.spec.model import Profile
 from deploy.stack import cleanup, docker_engine
 from deploy.stack.accept import NotAccepted
 from deploy.stack.client import RequestFailed, stream
-from deploy.stack.compose import running_stack, words
+from deploy.stack.compose import Stack, running_stack, words
 from deploy.stack.events import step
 from deploy.stack.phases import plain
 from deploy.stack.preview import preview
 from deploy.stack.state import LockHeld, State
 from deploy.stack.status import Status, running_endpoint, status, uptime
 from deploy.stack.up import Result, RoleFailed, build_progress, down, plan, up
+from deploy.status import live as engine_view
 from loadtest.cli import bench
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,6 +81,7 @@ docker_app = typer.Typer(
 )
 app.add_typer(docker_app, name="docker")
 app.add_typer(bench, name="bench")
+app.add_typer(host_verbs.app)
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -92,6 +96,12 @@ StateOption = Annotated[
     ),
 ]
 ProfileOption = Annotated[ProfileName | None, typer.Option("--profile", help="Instead of the profile in the spec.")]
+MirrorOption = Annotated[
+    str | None, typer.Option("--mirror", help="Debian archive.", show_default="the machine's own apt sources")
+]
+SecurityMirrorOption = Annotated[
+    str | None, typer.Option("--security-mirror", help="Security archive.", show_default="MIRROR-security")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SPEC, STATE = ROOT / "deploy.toml", ROOT / ".state"
 
@@ -166,12 +176,10 @@ def status_verb(
     """Show the containers, their health and the URL. Exit code 4 unless all of it serves."""
     require_docker(probe.docker_facts(), cdi=False)
 
-    def look() -> Status:
-        return status(running_stack(ROOT, State(state).environment))
-
+    stack = running_stack(ROOT, State(state).environment)
     if watch:
-        _watch(look, as_json)
-    seen = look()
+        _watch(lambda: running_stack(ROOT, State(state).environment), as_json)
+    seen = status(stack)
     if url:
         if seen.url:
             out.print(seen.url)
@@ -273,11 +281,10 @@ def chat_verb(
 
 @app.command("build", epilog=examples("deploy build", "deploy build --mirror https://example.org/debian --json"))
 def build_verb(
-    mirror: Annotated[
-        str | None, typer.Option("--mirror", help="Debian archive.", show_default="the machine's own apt sources")
-    ] = None,
+    mirror: MirrorOption = None,
+    security_mirror: SecurityMirrorOption = None,
     certificates: Annotated[Path | None, typer.Option("--certificates", help="CA file for the Python index.")] = None,
-    wheel_cache: Annotated[bool, typer.Option("--wheel-cache", help="Keep the wheels (5 GB) for next time.")] = False,
+    wheel_cache: Annotated[bool, typer.Option("--wheel-cache", help="Keep the wheels (10 GB) for next time.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Even if the image is there; use no cached step.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -288,6 +295,7 @@ def build_verb(
             ROOT,
             progress=build_progress(running),
             mirror=mirror,
+            security_mirror=security_mirror,
             certificates=certificates,
             wheel_cache=wheel_cache,
             rebuild=rebuild,
@@ -297,6 +305,39 @@ def build_verb(
         _print_json(asdict(image))
     else:
         out.print(f"{image.tag}  {image.id}  {image.size_bytes / 1e9:.1f} GB", soft_wrap=True)
+
+
+@app.command(
+    "lock",
+    epilog=examples(
+        "deploy lock                   choose the newest packages of the suite and lock them",
+        "deploy lock --check           does the lock still say what is asked for? (exit code 1 if not)",
+        "deploy lock --mirror http://HOST/debian/20261101T000000Z --security-mirror http://HOST/…",
+    ),
+)
+def lock_verb(
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; list where lock and request differ.")] = False,
+    mirror: MirrorOption = None,
+    security_mirror: SecurityMirrorOption = None,
+    keyring: Annotated[
+        Path, typer.Option("--keyring", help="Keys that the archive's release files must be signed with.")
+    ] = DEBIAN_KEYRING,
+    as_json: JsonOption = False,
+) -> None:
+    """Lock the image's Debian packages by hash in deploy.lock. Needs apt; building from the lock does not."""
+    if check:
+        lines = check_rootfs(ROOT)
+    else:
+        before = read_rootfs_lock(ROOT) if (ROOT / "deploy.lock").exists() else None
+        after = lock_rootfs(ROOT, mirror=mirror, security_mirror=security_mirror, keyring=keyring)
+        lines = changes(before, after)
+    if as_json:
+        _print_json({"differences" if check else "changes": lines})
+    else:
+        for line in lines or ["deploy.lock says what is asked for" if check else "nothing changed"]:
+            out.print(line, markup=False, soft_wrap=True)
+    if check and lines:
+        raise typer.Exit(FAILED)
 
 
 @app.command(
@@ -442,27 +483,38 @@ def _status_view(seen: Status) -> Any:
     )
 
 
-def _watch(look: Any, as_json: bool) -> None:
+def _watch(find: Callable[[], Stack], as_json: bool) -> None:
     """Show the status again and again until Ctrl-C, which is the way to end it and no failure."""
+    engines = engine_view.Live(LocalMachine())
+
+    def look() -> tuple[Status, list[engine_view.RoleView]]:
+        stack = find()
+        seen = status(stack)
+        running = any(state.role in engine_view.ENGINES and state.status == "running" for state in seen.roles)
+        return seen, engines.look(stack) if running else []
+
     try:
         if as_json or not out.is_terminal:
             while True:
-                seen: Status = look()
-                text = json.dumps(seen.as_dict(), default=str) if as_json else _plain(seen)
-                sys.stdout.write(text + "\n")
+                seen, views = look()
+                data = seen.as_dict() | {"engines": [view.as_dict() for view in views]}
+                sys.stdout.write((json.dumps(data, default=str) if as_json else _plain(seen, views)) + "\n")
                 sys.stdout.flush()
                 time.sleep(1)
         with Live(console=out, auto_refresh=False, screen=False) as live:
             while True:
-                live.update(_status_view(look()), refresh=True)
+                seen, views = look()
+                shown = [_status_view(seen), *(["", engine_view.draw(views)] if views else [])]
+                live.update(render.stacked(*shown), refresh=True)
                 time.sleep(1)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 
 
-def _plain(seen: Status) -> str:
+def _plain(seen: Status, views: list[engine_view.RoleView]) -> str:
     roles = " ".join(f"{state.role}={state.health or state.status}" for state in seen.roles)
-    return f"{time.strftime('%H:%M:%S')} {'serving' if seen.serving else 'not serving'} {roles}"
+    speeds = " ".join(f"{view.role}={view.tokens_per_second or 0:.1f}tok/s" for view in views)
+    return f"{time.strftime('%H:%M:%S')} {'serving' if seen.serving else 'not serving'} {roles} {speeds}".rstrip()
 
 
 def _interrupt(number: int, frame: object) -> None:

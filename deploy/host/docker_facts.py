@@ -1,14 +1,11 @@
-"""What the host's Docker can do: parsers of its output, and the demands on it."""
+"""The demands on the host's Docker."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
-from pydantic import BaseModel, Field, ValidationError
 
 from deploy.host.errors import HostError
+from deploy.host.parsers.docker import parse_docker_info, parse_version
 
 # First engine with CDI devices and with start_interval in health checks; first Compose with !override and !reset.
 MINIMUM_ENGINE = (25, 0)
@@ -39,56 +36,18 @@ class DockerFacts:
     cdi_folders: tuple[Path, ...] = ()
 
 
-class _Plugin(BaseModel):
-    name: str = Field(alias="Name")
-    version: str = Field("", alias="Version")
-
-
-class _Client(BaseModel):
-    version: str = Field("unknown", alias="Version")
-    plugins: list[_Plugin] | None = Field(None, alias="Plugins")
-
-
-class _Info(BaseModel):
-    server: str = Field("", alias="ServerVersion")
-    root: str = Field("", alias="DockerRootDir")
-    cdi_folders: list[Path] | None = Field(None, alias="CDISpecDirs")
-    errors: list[str] | None = Field(None, alias="ServerErrors")
-    client: _Client | None = Field(None, alias="ClientInfo")
-
-
 def parse_info(stdout: str, stderr: str = "") -> DockerFacts:
     """Read the output of `docker info --format '{{json .}}'`; garbage reads as an engine that does not answer."""
-    try:
-        info = _Info.model_validate_json(stdout.strip().partition("\n")[0])
-    except ValidationError:
-        return DockerFacts(client="unknown", failure=stderr.strip() or "docker info gave no JSON")
-    found = (info.client.plugins if info.client else None) or []
-    plugins = {plugin.name: plugin.version for plugin in found}
+    seen = parse_docker_info(stdout)
     return DockerFacts(
-        client=info.client.version if info.client else "unknown",
-        server=info.server or None,
-        failure=stderr.strip() or "; ".join(info.errors or []),
-        compose=plugins.get("compose"),
-        buildx=plugins.get("buildx"),
-        root=Path(info.root) if info.root else None,
-        cdi_folders=tuple(info.cdi_folders or ()),
+        client=seen.client or "unknown",
+        server=seen.server,
+        failure=stderr.strip() or seen.error or "",
+        compose=seen.plugins.get("compose"),
+        buildx=seen.plugins.get("buildx"),
+        root=Path(seen.root) if seen.root else None,
+        cdi_folders=tuple(map(Path, seen.cdi_spec_dirs)),
     )
-
-
-def parse_version(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version such as `26.1.5+dfsg1` or `v2.26.1-4`; empty if there are none."""
-    match = re.match(r"v?(\d+(?:\.\d+)*)", text.strip())
-    return tuple(map(int, match.group(1).split("."))) if match else ()
-
-
-def parse_cdi(text: str) -> set[str]:
-    """The device names (`kind=name`) of one CDI spec in YAML or JSON; empty if it is not one."""
-    try:
-        spec: Any = yaml.safe_load(text)
-        return {f"{spec['kind']}={device['name']}" for device in spec["devices"]}
-    except (yaml.YAMLError, TypeError, KeyError, ValueError):
-        return set()
 
 
 def require_docker(facts: DockerFacts, *, cdi: bool) -> None:

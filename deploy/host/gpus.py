@@ -1,49 +1,25 @@
-"""Which NUMA node each GPU hangs on: parser and check."""
-
-from dataclasses import dataclass
+"""The demands on where a role's GPUs hang."""
 
 from deploy.host.errors import HostError
+from deploy.host.report import Gpu
 from deploy.spec.model import CDI_KIND
 
-QUERY = ["nvidia-smi", "--query-gpu=index,uuid,pci.bus_id", "--format=csv,noheader"]
 
-
-@dataclass(frozen=True)
-class GpuPlace:
-    """`numa_node` is -1 where the kernel does not know it."""
-
-    index: int
-    uuid: str
-    pci_address: str
-    numa_node: int = -1
-
-
-def parse_query(text: str) -> list[GpuPlace]:
-    """Read the output of QUERY; lines of another shape are skipped. The address comes as sysfs spells it."""
-    places: list[GpuPlace] = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 3 and fields[0].isascii() and fields[0].isdigit():
-            domain, _, rest = fields[2].lower().partition(":")
-            places.append(GpuPlace(int(fields[0]), fields[1], f"{domain[-4:]}:{rest}"))
-    return places
-
-
-def require_node(role: str, devices: list[str], numa_node: int, places: list[GpuPlace]) -> None:
+def require_node(role: str, devices: list[str], numa_node: int, gpus: list[Gpu]) -> None:
     """Check that all GPUs of a role hang on the node that its ranks are bound to.
 
     Args:
         devices: CDI names.
-        places: what this host has; empty if it cannot be known.
+        gpus: what this host has; empty if it cannot be known.
 
     Raises:
         HostError: names the GPUs that hang elsewhere.
     """
-    by_name = {f"{CDI_KIND}={name}": place for place in places for name in (str(place.index), place.uuid)}
+    by_name = {f"{CDI_KIND}={name}": gpu for gpu in gpus for name in (str(gpu.index), gpu.uuid)}
     elsewhere = [
-        f"{device} (node {place.numa_node})"
+        f"{device} (node {gpu.numa_node})"
         for device in devices
-        if (place := by_name.get(device)) and place.numa_node not in (-1, numa_node)
+        if (gpu := by_name.get(device)) and gpu.numa_node not in (None, numa_node)
     ]
     if elsewhere:
         raise HostError(

@@ -1,79 +1,50 @@
-"""Looks at this host: runs commands, reads /proc and the disk. What it sees goes to pure functions."""
+"""What `deploy` needs of this host before it starts anything; probe_host.py does the looking."""
 
 import os
-import resource
 import shutil
-import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
-from deploy.host.docker_facts import DockerFacts, parse_cdi, parse_info
+from deploy.host import probe_host
+from deploy.host.docker_facts import DockerFacts, parse_info
 from deploy.host.errors import HostError
-from deploy.host.gpus import QUERY, GpuPlace, parse_query
+from deploy.host.parsers.proc import CAP_SYS_RESOURCE, has_capability
+from deploy.host.probe_gpus import find_gpus
+from deploy.host.probe_host import LocalMachine
+from deploy.host.report import Gpu
 
 GIB = 1024**3
-CAP_SYS_RESOURCE = 24
 
 
 def docker_facts(timeout_s: float = 60) -> DockerFacts:
     """Ask the Docker client about itself and the engine of its current context."""
-    if not shutil.which("docker"):
+    ran = LocalMachine(timeout_s).run("docker", "info", "--format", "{{json .}}")
+    if ran.end == "missing":
         return DockerFacts()
-    command = ["docker", "info", "--format", "{{json .}}"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-    except subprocess.TimeoutExpired:
+    if ran.end == "slow":
         return DockerFacts(client="unknown", failure=f"`docker info` gave no answer within {timeout_s:.0f} s")
-    return parse_info(result.stdout, result.stderr)
+    return parse_info(ran.out, ran.err)
 
 
 def cdi_devices(folders: tuple[Path, ...]) -> set[str]:
     """Names of all devices in the CDI specs of these folders; unreadable files count as empty."""
-    devices: set[str] = set()
-    for folder in folders:
-        for file in sorted(folder.glob("*")) if folder.is_dir() else []:
-            if file.suffix in (".yaml", ".yml", ".json") and os.access(file, os.R_OK):
-                devices |= parse_cdi(file.read_text(errors="replace"))
-    return devices
+    return probe_host.cdi_devices(LocalMachine(), map(str, folders))
 
 
-def gpu_places(timeout_s: float = 20) -> list[GpuPlace]:
+def gpus(timeout_s: float = 20) -> list[Gpu]:
     """The GPUs that the driver shows and their NUMA nodes; empty without a driver."""
-    try:
-        result = subprocess.run(QUERY, capture_output=True, text=True, timeout=timeout_s)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [replace(place, numa_node=_numa_node(place.pci_address)) for place in parse_query(result.stdout)]
-
-
-def _numa_node(pci_address: str) -> int:
-    try:
-        return int(Path(f"/sys/bus/pci/devices/{pci_address}/numa_node").read_text())
-    except (OSError, ValueError):
-        return -1
+    return find_gpus(LocalMachine(timeout_s))
 
 
 def port_holder(address: str, port: int) -> str | None:
     """Who listens on a TCP port that `address` would collide with: `name (pid N)`, or None if it is free."""
-    wildcard = {"0.0.0.0", "::"}
-    for connection in psutil.net_connections("tcp"):
-        if connection.status != psutil.CONN_LISTEN or connection.laddr.port != port:  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-            continue
-        listening = str(connection.laddr.ip)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
-        if listening == address or listening in wildcard or address in wildcard:
-            return _process(connection.pid)
+    for listener in probe_host.listeners(LocalMachine()) or []:
+        if listener.port == port and (listener.address == address or {listener.address, address} & {"0.0.0.0", "::"}):
+            if listener.pid is None:
+                return "a process that this user may not see"
+            return f"{listener.process or 'a process'} (pid {listener.pid})"
     return None
-
-
-def _process(pid: int | None) -> str:
-    if pid is None:
-        return "a process that this user may not see"
-    try:
-        return f"{psutil.Process(pid).name()} (pid {pid})"
-    except psutil.Error:
-        return f"pid {pid}"
 
 
 def require_port(address: str, port: int) -> None:
@@ -129,16 +100,22 @@ def require_memory(needed: int, purpose: str) -> None:
 def lowered_limits() -> dict[str, str]:
     """Resource limits that a container cannot get here, as variables of the compose files.
 
-    Without CAP_SYS_RESOURCE an engine cannot raise its own hard limits, and a container that asks for more does not
-    start. The engine is assumed to have the limits and capabilities of this process.
+    Without CAP_SYS_RESOURCE the Docker daemon cannot raise its own hard limits, and a container that asks for more
+    does not start. A daemon that cannot be looked at is assumed to have the limits and capabilities of this process.
     """
-    status = Path("/proc/self/status").read_text()
-    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
-    if effective >> CAP_SYS_RESOURCE & 1 or os.geteuid() != 0:
+    machine = LocalMachine()
+    found = probe_host.limits(machine)
+    memlock, nofile, may_raise = found.daemon_memlock, found.daemon_nofile, found.daemon_may_raise
+    if may_raise is None:
+        may_raise = has_capability(machine.read("/proc/self/status") or "", CAP_SYS_RESOURCE) or os.geteuid() != 0
+        memlock, nofile = found.memlock, found.nofile
+    if may_raise:
         return {}
-    limits = {"MEMLOCK": resource.RLIMIT_MEMLOCK, "NOFILE": resource.RLIMIT_NOFILE}
-    hard = {name: resource.getrlimit(limit)[1] for name, limit in limits.items()}
-    return {name: str(value) for name, value in hard.items() if value != resource.RLIM_INFINITY}
+    return {
+        name: str(limit.hard)
+        for name, limit in (("MEMLOCK", memlock), ("NOFILE", nofile))
+        if limit is not None and limit.hard != -1
+    }
 
 
 def _size(count: int) -> str:

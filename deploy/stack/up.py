@@ -151,7 +151,7 @@ def check_host(stack: Stack, spec: Spec) -> str:
     facts = probe.docker_facts()
     require_docker(facts, cdi=spec.profile == "pd")
     if spec.profile == "pd":
-        present, places = probe.cdi_devices(facts.cdi_folders), probe.gpu_places()
+        present, places = probe.cdi_devices(facts.cdi_folders), probe.gpus()
         for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
             devices = [cdi_device(gpu) for gpu in role.gpus]
             require_gpus(devices, present, facts.cdi_folders)

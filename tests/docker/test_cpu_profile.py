@@ -52,7 +52,7 @@ def aggregated(project: Project) -> Iterator[str]:
     docker(
         *("run", "--detach", "--name", name, "--network", f"{project.name}_front"),
         *("--publish", f"127.0.0.1:{port}:30000", "--read-only", "--tmpfs", "/tmp:exec,mode=1777"),
-        *("--volume", f"{project.variables['MODEL_PATH']}:/model:ro", "--tmpfs", "/var/cache/engine:mode=1777"),
+        *("--volume", f"{project.variables['MODEL_PATH']}:/model:ro", "--volume", "/var/cache/engine"),
         *(*environment, service["image"], "python", "-m", "engine_runtime.launch", "engine", *command),
     )
     try:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.host.docker_facts import DockerFacts, parse_cdi, parse_info, parse_version, require_docker, require_gpus
+from deploy.host.docker_facts import DockerFacts, parse_info, require_docker, require_gpus
 from deploy.host.errors import HostError
+from deploy.host.parsers.docker import parse_version
 
 GOOD = DockerFacts("28.2.2", "26.1.5+dfsg1", "", "2.26.1-4", "0.13.1", Path("/var/lib/docker"), (Path("/etc/cdi"),))
 
@@ -39,16 +40,6 @@ def test_an_engine_that_does_not_answer_has_no_version_and_the_clients_words() -
 @given(st.text(alphabet=string.printable, max_size=80))
 def test_garbage_is_an_engine_that_does_not_answer(text: str) -> None:
     assert parse_info(text).server is None
-
-
-@given(st.text(max_size=80))
-def test_no_text_stops_the_cdi_parser(text: str) -> None:
-    assert isinstance(parse_cdi(text), set)
-
-
-def test_cdi_names_are_kind_and_device() -> None:
-    text = 'cdiVersion: "0.5.0"\nkind: nvidia.com/gpu\ndevices:\n- name: "0"\n- name: GPU-1f\n'
-    assert parse_cdi(text) == {"nvidia.com/gpu=0", "nvidia.com/gpu=GPU-1f"}
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4), st.sampled_from(["", "+dfsg1", "-4", "~ubuntu1"]))
