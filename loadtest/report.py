@@ -86,10 +86,12 @@ def engine_rows(result: Result) -> list[dict[str, str]]:
         for engine, found in level.engines.items():
             row = {"level": level.folder, "engine": engine}
             row |= {name: f"{value:.2f}" for name, value in found.mean.items() if value}
-            counted = {name: f"{value:.0f}" for name, value in found.counted.items() if value}
-            row["counted"] = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in counted.items())
-            if found.counted.get("verify_calls"):
-                row["acceptance length"] = f"{found.counted['generation_tokens'] / found.counted['verify_calls']:.2f}"
+            table.append(row)
+        for role, book in level.accounts.items():
+            row = {"level": level.folder, "role": role}
+            row |= {name.replace("_", " "): f"{value:.0f}" for name, value in book.counted.items() if value}
+            if book.counted.get("verify_calls"):
+                row["acceptance length"] = f"{book.counted['generation_tokens'] / book.counted['verify_calls']:.2f}"
             table.append(row)
     return table
 

@@ -67,10 +67,9 @@ class Generator:
     """Locust in a process of its own, so that nothing here disturbs its clock."""
 
     def __init__(self, plan_file: Path, samples: Path, log: Path, level: Level, processes: int) -> None:
-        users = level.users if level.users >= processes else processes
-        spawn_rate = users / level.ramp if level.ramp else min(users, 100)
+        spawn_rate = level.users / level.ramp if level.ramp else min(level.users, 100)
         command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"]
-        command += ["-u", str(users), "-r", f"{spawn_rate:g}", "--stop-timeout", f"{level.drain_limit:g}"]
+        command += ["-u", str(level.users), "-r", f"{spawn_rate:g}", "--stop-timeout", f"{level.drain_limit:g}"]
         command += ["--plan", str(plan_file), "--samples", str(samples), "--stop-with-parent"]
         if processes > 1:
             command += ["--processes", str(processes), "--master-bind-host", "127.0.0.1"]
@@ -276,18 +275,18 @@ def _trace_rows(plan: Plan) -> list[object]:
 
 def _settle(watcher: Watcher) -> None:
     """The engines' counters lag their answers a little: waits until two snapshots agree, at most five seconds."""
-    before = watcher.take()
+    before = _counts(watcher.take())
     for _ in range(10):
         time.sleep(0.5)
-        now = watcher.take()
-        if all(_counts(a) == _counts(b) for a, b in zip(before, now, strict=True)):
+        now = _counts(watcher.take())
+        if now == before:
             return
         before = now
 
 
-def _counts(snapshot: Snapshot) -> tuple[float, ...] | None:
-    values = snapshot.values
-    return None if values is None else tuple(values.get(name, 0.0) for name in ("requests", "generation_tokens"))
+def _counts(snapshots: list[Snapshot]) -> dict[str, tuple[float | None, ...]]:
+    names = ("requests", "generation_tokens")
+    return {s.engine: tuple((s.values or {}).get(name) for name in names) for s in snapshots}
 
 
 def check_disk(folder: Path, needed: int) -> None:
