@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -72,7 +73,9 @@ class Generator:
         command += ["-u", str(level.users), "-r", f"{spawn_rate:g}", "--stop-timeout", f"{level.drain_limit:g}"]
         command += ["--plan", str(plan_file), "--samples", str(samples), "--stop-with-parent"]
         if processes > 1:
+            port = str(free_port())
             command += ["--processes", str(processes), "--master-bind-host", "127.0.0.1"]
+            command += ["--master-bind-port", port, "--master-port", port]
         self._samples = samples
         self._offset = 0
         self._log_path = log
@@ -130,6 +133,13 @@ class Generator:
         self._log.close()
 
 
+def free_port() -> int:
+    """A port nobody listens on at the moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 def observe(
     plan: Plan,
     level: Level,
@@ -142,13 +152,16 @@ def observe(
 
     Writes `plan.json`, `samples.jsonl` and `generator.log` into `folder`. Raises BenchError when nothing was measured.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    plan_file = folder / "plan.json"
-    plan_file.write_text(plan.model_dump_json(indent=1), encoding="utf-8")
     first_snapshot, first_gpu = len(watcher.snapshots), len(watcher.gpus)
     watcher.take()
     seen = Observed(level, started=time.time())
-    generator = Generator(plan_file, folder / "samples.jsonl", folder / "generator.log", level, plan.generators)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        plan_file = folder / "plan.json"
+        plan_file.write_text(plan.model_dump_json(indent=1), encoding="utf-8")
+        generator = Generator(plan_file, folder / "samples.jsonl", folder / "generator.log", level, plan.generators)
+    except OSError as error:
+        raise BenchError(f"cannot write in {folder}", error.strerror or str(error), "choose another: --out") from None
     try:
         if _warm_up(plan, level, generator, seen, report, interrupted):
             seen.complete = _window(plan, level, generator, seen, report, interrupted)
