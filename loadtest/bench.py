@@ -383,7 +383,6 @@ def _level_result(
         gpus=seen.gpus,
         users=level.users if closed else None,
         steady=seen.steady,
-        drained=seen.drained,
         expected_identity=expected,
         found_identity=identities,
         identity_after=after,

@@ -46,7 +46,6 @@ class Observed:
     end: float = 0.0
     steady: bool = False
     complete: bool = False
-    drained: bool = False
     failure: str | None = None
     samples: list[Sample] = field(default_factory=list[Sample])
     ticks: list[Tick] = field(default_factory=list[Tick])
@@ -102,12 +101,19 @@ class Generator:
         code = self._process.poll()
         if code is None:
             return None
-        text = self._log_path.read_text(encoding="utf-8", errors="replace")
-        for line in text.splitlines():
-            if "cannot write samples" in line:
-                return line.partition("cannot write samples")[1] + line.partition("cannot write samples")[2]
-        last = [line for line in text.splitlines() if line.strip()][-1:]
-        return f"the generator ended with code {code}: {' '.join(last)[:300]}"
+        last = [line for line in self._log_lines() if line.strip()][-1:]
+        return self.lost() or f"the generator ended with code {code}: {' '.join(last)[:300]}"
+
+    def lost(self) -> str | None:
+        """Why samples are missing, if they are."""
+        for line in self._log_lines():
+            _, found, why = line.partition("cannot write samples")
+            if found:
+                return found + why
+        return None
+
+    def _log_lines(self) -> list[str]:
+        return self._log_path.read_text(encoding="utf-8", errors="replace").splitlines()
 
     def stop(self) -> None:
         """Asks it to let its requests finish and to end."""
@@ -170,7 +176,8 @@ def observe(
         while not generator.wait(0.25) and time.time() < until and not (interrupted() and seen.complete):
             _collect(generator, seen)
             report(Progress("last answers", time.time() - seen.end, until - time.time(), seen))
-        seen.drained = generator.ended() is not None and not any(s.error == "cancelled" for s in seen.samples)
+        seen.failure = seen.failure or generator.lost()
+        seen.complete = seen.complete and seen.failure is None
     finally:
         generator.close()
         _collect(generator, seen)

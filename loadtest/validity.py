@@ -56,9 +56,6 @@ class Evidence:
     gpus: Sequence[GpuSample] = ()
     users: int | None = None
     steady: bool = True
-    drained: bool = True
-    exact_input: bool = True
-    probes: int = 0
     expected_identity: Mapping[str, Any] = field(default_factory=dict[str, Any])
     found_identity: Mapping[str, Mapping[str, Any] | None] = field(
         default_factory=dict[str, "Mapping[str, Any] | None"]
@@ -148,11 +145,11 @@ def _input_length(evidence: Evidence) -> Iterable[Finding]:
     done = [s for s in evidence.samples if s.ok and _inside(evidence, s.finished) and s.asked_input is not None]
     wrong = [s for s in done if s.prompt_tokens != s.asked_input]
     if wrong:
-        text = (
+        yield _reject(
+            "input-length",
             f"{len(wrong)} of {len(done)} prompts did not have the length asked for, "
-            f"for example {wrong[0].prompt_tokens} instead of {wrong[0].asked_input} tokens"
+            f"for example {wrong[0].prompt_tokens} instead of {wrong[0].asked_input} tokens",
         )
-        yield _reject("input-length", text) if evidence.exact_input else _note("input-length", text)
 
 
 def _by_engine(evidence: Evidence) -> dict[str, list[Snapshot]]:
