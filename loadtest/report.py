@@ -46,6 +46,7 @@ def with_interval(values: Sequence[float], digits: int = 1) -> str:
 def rows(result: Result) -> list[dict[str, str]]:
     """One row a level: means over the valid repetitions, with 95 % intervals where there are several."""
     table: list[dict[str, str]] = []
+    measured = [level.metrics for level in result.levels if level.metrics is not None]
     for name, repetitions in levels_by_load(result).items():
         valid = [level.metrics for level in repetitions if level.metrics is not None]
 
@@ -67,13 +68,17 @@ def rows(result: Result) -> list[dict[str, str]]:
                 "E2E p50 ms": each([m.e2e for m in valid], "p50"),
                 "in flight": with_interval([m.in_flight for m in valid]),
                 "errors": str(sum(sum(m.errors.values()) for m in valid)) if valid else "-",
-                **(
-                    {"goodput req/s": with_interval([m.goodput for m in valid if m.goodput is not None], 2)}
-                    if any(m.goodput is not None for m in valid)
-                    else {}
-                ),
             }
         )
+        if any(m.goodput is not None for m in measured):
+            table[-1]["goodput req/s"] = with_interval([m.goodput for m in valid if m.goodput is not None], 2)
+        if any(m.cached_tokens is not None for m in measured):
+            shares = [
+                100 * m.cached_tokens / m.prompt_tokens
+                for m in valid
+                if m.cached_tokens is not None and m.prompt_tokens
+            ]
+            table[-1]["prompt from cache %"] = with_interval(shares)
     return table
 
 
