@@ -66,8 +66,8 @@ clean:  ## remove the tool environment and caches as well (after `make down`)
 # ---- tests
 
 .PHONY: test
-test: .venv/.synced  ## every test: unit, kernels, Docker end to end; starts what it needs and stops it again
-	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory test-unit test-kernels test-docker
+test: .venv/.synced  ## lint and every test: unit, kernels, Docker end to end; starts what it needs and stops it again
+	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint test-unit test-kernels test-docker
 
 .PHONY: test-unit
 test-unit: .venv/.synced  ## unit tests, under a minute, no Docker
@@ -91,6 +91,13 @@ test-kernels: .venv/.synced .cache/test-packages/.synced  ## kernel tests in Tri
 	  --env HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis --env PYTHONDONTWRITEBYTECODE=1 \
 	  --env PYTHONPATH=/src/kernels:/src/.cache/test-packages --entrypoint python "$$image" \
 	  -m pytest -p no:cacheprovider tests/kernels
+
+# There the GPU's own driver and torch count, so not in the image: any Python with torch, triton, pytest and hypothesis.
+GPU_PYTHON ?= python3
+
+.PHONY: test-gpu
+test-gpu:  ## kernel tests at real shapes; needs an NVIDIA GPU
+	PYTHONPATH=kernels:$$PYTHONPATH $(GPU_PYTHON) -m pytest tests/gpu
 
 .PHONY: lint
 lint: .venv/.synced  ## format, lint and types

@@ -27,6 +27,7 @@ from deploy.host.errors import HostError
 from deploy.host.probe_host import LocalMachine
 from deploy.image.build import ensure_image
 from deploy.image.inputs import image_tag
+from deploy.lock.debian import DEBIAN_KEYRING, changes, check_rootfs, lock_rootfs, read_rootfs_lock
 from deploy.spec.load import SpecError, load
 from deploy.spec.model import Profile
 from deploy.stack import cleanup, docker_engine
@@ -95,6 +96,12 @@ StateOption = Annotated[
     ),
 ]
 ProfileOption = Annotated[ProfileName | None, typer.Option("--profile", help="Instead of the profile in the spec.")]
+MirrorOption = Annotated[
+    str | None, typer.Option("--mirror", help="Debian archive.", show_default="the machine's own apt sources")
+]
+SecurityMirrorOption = Annotated[
+    str | None, typer.Option("--security-mirror", help="Security archive.", show_default="MIRROR-security")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SPEC, STATE = ROOT / "deploy.toml", ROOT / ".state"
 
@@ -274,11 +281,10 @@ def chat_verb(
 
 @app.command("build", epilog=examples("deploy build", "deploy build --mirror https://example.org/debian --json"))
 def build_verb(
-    mirror: Annotated[
-        str | None, typer.Option("--mirror", help="Debian archive.", show_default="the machine's own apt sources")
-    ] = None,
+    mirror: MirrorOption = None,
+    security_mirror: SecurityMirrorOption = None,
     certificates: Annotated[Path | None, typer.Option("--certificates", help="CA file for the Python index.")] = None,
-    wheel_cache: Annotated[bool, typer.Option("--wheel-cache", help="Keep the wheels (5 GB) for next time.")] = False,
+    wheel_cache: Annotated[bool, typer.Option("--wheel-cache", help="Keep the wheels (10 GB) for next time.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Even if the image is there; use no cached step.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -289,6 +295,7 @@ def build_verb(
             ROOT,
             progress=build_progress(running),
             mirror=mirror,
+            security_mirror=security_mirror,
             certificates=certificates,
             wheel_cache=wheel_cache,
             rebuild=rebuild,
@@ -298,6 +305,39 @@ def build_verb(
         _print_json(asdict(image))
     else:
         out.print(f"{image.tag}  {image.id}  {image.size_bytes / 1e9:.1f} GB", soft_wrap=True)
+
+
+@app.command(
+    "lock",
+    epilog=examples(
+        "deploy lock                   choose the newest packages of the suite and lock them",
+        "deploy lock --check           does the lock still say what is asked for? (exit code 1 if not)",
+        "deploy lock --mirror http://HOST/debian/20261101T000000Z --security-mirror http://HOST/…",
+    ),
+)
+def lock_verb(
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; list where lock and request differ.")] = False,
+    mirror: MirrorOption = None,
+    security_mirror: SecurityMirrorOption = None,
+    keyring: Annotated[
+        Path, typer.Option("--keyring", help="Keys that the archive's release files must be signed with.")
+    ] = DEBIAN_KEYRING,
+    as_json: JsonOption = False,
+) -> None:
+    """Lock the image's Debian packages by hash in deploy.lock. Needs apt; building from the lock does not."""
+    if check:
+        lines = check_rootfs(ROOT)
+    else:
+        before = read_rootfs_lock(ROOT) if (ROOT / "deploy.lock").exists() else None
+        after = lock_rootfs(ROOT, mirror=mirror, security_mirror=security_mirror, keyring=keyring)
+        lines = changes(before, after)
+    if as_json:
+        _print_json({"differences" if check else "changes": lines})
+    else:
+        for line in lines or ["deploy.lock says what is asked for" if check else "nothing changed"]:
+            out.print(line, markup=False, soft_wrap=True)
+    if check and lines:
+        raise typer.Exit(FAILED)
 
 
 @app.command(

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from python_on_whales import DockerClient
-from python_on_whales.exceptions import DockerException, NoSuchContainer
-
 from loadtest.plain import mapping, sequence
 
 ROLES = ("prefill", "decode", "server")
@@ -27,6 +24,9 @@ def find_stack(url: str) -> Stack:
     parts = urlsplit(url)
     if parts.hostname not in ("127.0.0.1", "localhost", "::1", "0.0.0.0"):
         return Stack()
+    from python_on_whales import DockerClient
+    from python_on_whales.exceptions import DockerException, NoSuchContainer
+
     port = str(parts.port or (443 if parts.scheme == "https" else 80))
     client = DockerClient()
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from loadtest.workload import ANCHOR, Vocabulary
 
 MAX_WORDS = 4096
 MIN_WORDS = 8
+PROBES_AT_ONCE = 8
 
 # Frequent English words and single letters: what a tokenizer most likely has as one token.
 COMMON_WORDS = [
@@ -189,16 +191,12 @@ def tokenizer_words(path: Path) -> list[str]:
     return single[::step][:MAX_WORDS]
 
 
-def probed_words(count: Callable[[str], int], candidates: Iterable[str] = COMMON_WORDS) -> list[str]:
+def probed_words(count: Callable[[str], int], candidates: Sequence[str] = COMMON_WORDS) -> list[str]:
     """Those candidates that the server itself counts as one token each."""
     base = count(ANCHOR)
-    found: list[str] = []
-    for word in candidates:
-        if count(" ".join([ANCHOR, *[word] * 8])) == base + 8:
-            found.append(word)
-        if len(found) >= 32:
-            break
-    return found
+    with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:
+        counts = pool.map(count, [" ".join([ANCHOR, *[word] * 8]) for word in candidates])
+        return [word for word, found in zip(candidates, counts, strict=True) if found == base + 8]
 
 
 def build_vocabulary(count: Callable[[str], int], tokenizer: Path | None) -> Vocabulary:

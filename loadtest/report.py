@@ -10,7 +10,6 @@ from typing import Any
 
 import jinja2
 
-from loadtest import plots
 from loadtest.errors import BenchError
 from loadtest.metrics import time_per_output_token, timeline
 from loadtest.plain import mapping
@@ -155,6 +154,10 @@ def figures(result: Result, folder: Path) -> list[tuple[str, str]]:
     """(caption, SVG) of each plot that the valid levels allow."""
     made: list[tuple[str, str]] = []
     valid = [level for level in result.levels if level.verdict == "valid"]
+    if not valid:
+        return made
+    from loadtest import plots  # matplotlib takes a second to load, which no other verb should wait for
+
     points: list[tuple[int, float, float | None]] = []
     for repetitions in levels_by_load(result).values():
         values = [level.metrics.output_throughput for level in repetitions if level.metrics is not None]
@@ -188,6 +191,8 @@ def figures(result: Result, folder: Path) -> list[tuple[str, str]]:
 
 def level_timelines(level: LevelResult, samples: Sequence[Sample], folder: Path) -> list[tuple[str, str]]:
     """Prefill and decode load as the client saw them, the engines' own gauges, and GPU power."""
+    from loadtest import plots
+
     begin = level.window.started
     end = max(level.window.end, max((s.finished for s in samples), default=begin))
     seen = timeline(samples, begin, end, max(1.0, (end - begin) / 300))

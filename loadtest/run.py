@@ -162,7 +162,8 @@ def observe(
     finally:
         generator.close()
         _collect(generator, seen)
-        _settle(watcher)
+        if seen.complete:
+            _settle(watcher)
         seen.snapshots = watcher.snapshots[first_snapshot:]
         seen.gpus = watcher.gpus[first_gpu:]
     return seen

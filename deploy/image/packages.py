@@ -99,14 +99,14 @@ def _download(client: httpx.Client, mirrors: Mirrors, package: LockedPackage, pa
                 f"{package.identity} is not the package that was locked",
                 f"{address} has sha256 {digest}, deploy.lock expects {package.sha256}",
                 "use another mirror (--mirror URL); if this one is right, look at what changed and lock anew: "
-                "`deploy lock --update rootfs`",
+                "`deploy lock`",
             )
         partial.replace(path)
     except httpx.HTTPStatusError as error:
         raise DeployError(
             f"{package.identity} is not on the mirror",
             f"{address} answered {error.response.status_code}; mirrors drop a version once a newer one is out",
-            "use a dated snapshot archive (--mirror URL), or lock anew: `deploy lock --update rootfs`",
+            "use a dated snapshot archive (--mirror URL), or lock anew: `deploy lock`",
         ) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise DeployError(

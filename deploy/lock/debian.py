@@ -140,7 +140,7 @@ def read_rootfs_lock(repository: Path) -> RootfsLock:
         raise DeployError(
             "deploy.lock has a damaged part 'rootfs'",
             str(error),
-            "restore it with `git checkout deploy.lock`, or make it again with `deploy lock --update rootfs`",
+            "restore it with `git checkout deploy.lock`, or make it again with `deploy lock`",
         ) from error
 
 
@@ -179,6 +179,21 @@ def disagreements(request: RootfsRequest, lock: RootfsLock) -> list[str]:
     found += [f"rootfs: {name} is asked for, not locked" for name in request.packages if name not in lock.requested]
     found += [f"rootfs: {name} is locked, not asked for" for name in lock.requested if name not in request.packages]
     return found
+
+
+def changes(before: RootfsLock | None, after: RootfsLock) -> list[str]:
+    """What a new lock changes, one line for each package."""
+    old = {package.name: package for package in before.package} if before else {}
+    new = {package.name: package for package in after.package}
+    lines = [f"- {name} {package.version}" for name, package in old.items() if name not in new]
+    for name, package in new.items():
+        if name not in old:
+            lines.append(f"+ {name} {package.version}")
+        elif old[name].version != package.version:
+            lines.append(f"~ {name} {old[name].version} -> {package.version}")
+        elif old[name].sha256 != package.sha256:
+            lines.append(f"~ {name} {package.version}: another file under the same version")
+    return sorted(lines, key=lambda line: line[2:])
 
 
 def check_rootfs(repository: Path) -> list[str]:

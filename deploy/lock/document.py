@@ -49,7 +49,7 @@ def read_part(repository: Path, part: str) -> dict[str, Any]:
         raise DeployError(
             f"{FILE_NAME} lacks its part {part!r}",
             f"{path} has {', '.join(sorted(document)) or 'nothing'}",
-            f"add it with `deploy lock --update {part}`",
+            "add it with `deploy lock`",
         )
     return document[part]
 

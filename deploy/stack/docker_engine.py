@@ -18,6 +18,8 @@ from deploy.host.errors import HostError
 from deploy.stack.state import State, write
 
 SYSTEMD = Path("/run/systemd/system")
+# Not on every user's PATH.
+DAEMON_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 OWN_CONFIGURATION = Path("/etc/docker/daemon.json")
 START_PATIENCE_S = 60.0
 STOP_PATIENCE_S = 60.0
@@ -78,7 +80,7 @@ def stop(state: State, say: Say) -> bool:
 
 
 def _daemon() -> str | None:
-    return shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/sbin")
+    return shutil.which("dockerd", path=":".join((os.environ.get("PATH", ""), *DAEMON_FOLDERS)))
 
 
 def _install(state: State, facts: DockerFacts, may_install: bool, say: Say) -> None:

@@ -1,5 +1,4 @@
 import shutil
-import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from deploy.image.inputs import (
 from deploy.lock.debian import LockedPackage
 
 REPOSITORY = Path(__file__).parents[2]
+INPUTS = sorted({*SOURCES, "deploy.lock", "pyproject.toml", "requirements-uv.txt", "uv.lock"})
 
 PROJECT = """
 [project]
@@ -96,27 +96,18 @@ def test_any_changed_byte_of_a_file_changes_the_hash(before: ImageInputs, data: 
     assert after.hash != before.hash
 
 
-@pytest.fixture(scope="module")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what git knows of this repository, as it is in the work tree."""
-    copy = tmp_path_factory.mktemp("pristine")
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    for name in listed:
-        if (REPOSITORY / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(REPOSITORY / name, copy / name)
-    return copy
-
-
 @pytest.fixture
-def repository(pristine: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(pristine, tmp_path / "repository")
+def repository(tmp_path: Path) -> Path:
+    """A copy of this repository's inputs, to be changed."""
+    litter = shutil.ignore_patterns("__pycache__")
+    for name in INPUTS:
+        source, target = REPOSITORY / name, tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=litter)
+        else:
+            shutil.copyfile(source, target)
+    return tmp_path
 
 
 def append(name: str, text: str = "\n# changed\n") -> Callable[[Path], None]:
@@ -196,7 +187,7 @@ def test_a_changed_kernel_leaves_the_large_layers(repository: Path) -> None:
     assert read_inputs(repository).environment_hash != before
 
 
-@pytest.mark.parametrize("name", sorted({*SOURCES, "uv.lock", "pyproject.toml", "requirements-uv.txt", "deploy.lock"}))
+@pytest.mark.parametrize("name", INPUTS)
 def test_a_missing_input_is_named(repository: Path, name: str) -> None:
     path = repository / name
     shutil.rmtree(path) if path.is_dir() else path.unlink()

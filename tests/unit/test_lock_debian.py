@@ -5,9 +5,11 @@ import pytest
 
 from deploy.errors import DeployError
 from deploy.lock.debian import (
+    LockedPackage,
     Mirrors,
     RootfsLock,
     RootfsRequest,
+    changes,
     check_rootfs,
     disagreements,
     find_mirrors,
@@ -116,6 +118,31 @@ def test_each_disagreement_of_lock_and_request_is_a_line() -> None:
         "rootfs: c is asked for, not locked",
         "rootfs: a is locked, not asked for",
     ]
+
+
+def test_the_changes_of_a_new_lock_are_a_line_each() -> None:
+    def lock(**versions: str) -> RootfsLock:
+        packages = tuple(
+            LockedPackage(
+                name=name,
+                version=version.rstrip("!"),
+                architecture="amd64",
+                archive="debian",
+                path="pool/x.deb",
+                size=1,
+                sha256=("1" if version.endswith("!") else "0") * 64,
+            )
+            for name, version in versions.items()
+        )
+        return RootfsLock(suite="bookworm", requested=(), release=(), package=packages)
+
+    assert changes(lock(a="1", b="1", c="1", d="1"), lock(b="2", c="1!", d="1", e="1")) == [
+        "- a 1",
+        "~ b 1 -> 2",
+        "~ c 1: another file under the same version",
+        "+ e 1",
+    ]
+    assert changes(None, lock(a="1")) == ["+ a 1"]
 
 
 @pytest.mark.parametrize(

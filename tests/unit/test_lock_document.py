@@ -48,7 +48,7 @@ def test_a_missing_part_names_the_parts_there_are(tmp_path: Path) -> None:
     with pytest.raises(DeployError, match="'rootfs'") as raised:
         read_part(tmp_path, "rootfs")
     assert "model" in raised.value.why
-    assert "--update rootfs" in raised.value.fix
+    assert "deploy lock" in raised.value.fix
 
 
 def test_text_that_is_not_toml_is_refused_with_its_line(tmp_path: Path) -> None:

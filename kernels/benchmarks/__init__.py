@@ -1,0 +1,1 @@
+"""Timing on a GPU: one script an op, each printing one table; see README.md."""
