@@ -1,7 +1,9 @@
 """Real SGLang, NIXL and router in containers on a machine without GPUs, with the tiny model."""
 
+import io
 import json
 import subprocess
+import tarfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +13,16 @@ from typing import Any
 import httpx
 import pytest
 from checks import ENGINES, SERVICES, check_confinement, check_reach
-from conftest import API_KEY, READY_PATIENCE_SECONDS, Project, docker, free_port, new_project, running
+from conftest import API_KEY, READY_PATIENCE_SECONDS, ROOT, Project, docker, free_port, new_project, running
 
+from deploy.doctor.finding import Needs
+from deploy.host.probe_host import LocalMachine, probe
+from deploy.report.verb import report
+from deploy.stack.compose import Stack, running_stack
 from deploy.stack.counters import crossing, parse_counters
+from deploy.stack.state import State
 from deploy.stack.transport import bytes_sent, describe, remote_writes
+from deploy.status.live import Live
 
 FILES = ("compose.yaml", "compose.cpu.yaml")
 PROMPTS = (
@@ -239,6 +247,42 @@ def test_only_the_router_can_be_reached(project: Project) -> None:
         with pytest.raises((httpx.TransportError, AssertionError)):
             response = httpx.get(f"http://{address}:30000/model_info", timeout=3, trust_env=False)
             assert "model_path" in response.text
+
+
+@pytest.fixture
+def stack(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    monkeypatch.setenv("COMPOSE_PROJECT_NAME", project.name)
+    environment = tmp_path / "stack.env"
+    environment.write_text("".join(f"{name}={value}\n" for name, value in project.variables.items()))
+    return running_stack(ROOT, environment)
+
+
+def test_the_live_view_follows_the_engines(stack: Stack, router: str) -> None:
+    live = Live(LocalMachine())
+    live.look(stack)
+    answer(router, PROMPTS[2])
+    views = {view.role: view for view in live.look(stack)}
+    assert set(views) == set(ENGINES)
+    for view in views.values():
+        assert view.engine and view.engine.tokens > 0 and (view.tokens_per_second or 0) > 0
+
+
+def test_a_bug_report_has_the_logs_of_all_roles_and_no_key(
+    stack: Stack, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = State(tmp_path / "state")
+    state.environment.parent.mkdir(parents=True, exist_ok=True)
+    state.environment.write_text(stack.environment.read_text())
+    state.api_key.write_text(API_KEY)
+    monkeypatch.setenv("SOME_TOKEN", "a-token-of-the-shell")
+    path = report(ROOT, ROOT / "deploy.toml", state, probe(LocalMachine()), Needs(), tmp_path / "report.tar.gz")
+    with tarfile.open(path) as tar:
+        files = {Path(entry.name).name: (tar.extractfile(entry) or io.BytesIO()).read() for entry in tar.getmembers()}
+    for service in SERVICES:
+        assert len(files[f"{service}.log"].splitlines()) > 3, files["missing.txt"].decode()
+    assert b"--disaggregation-transfer-backend" in files["compose-effective.json"]
+    for secret in (API_KEY, "a-token-of-the-shell"):
+        assert not [name for name, content in files.items() if secret.encode() in content]
 
 
 def test_an_idle_role_uses_at_most_five_percent_of_a_core(project: Project) -> None:
