@@ -1,0 +1,85 @@
+"""Argument checks the launchers share."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+
+def require(tensor: torch.Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Refuse a tensor that is not contiguous, of `dtype` and of `shape`.
+
+    Raises:
+        ValueError: says which of the three it is, and both values.
+    """
+    if tensor.dtype != dtype:
+        raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
+    if tensor.shape != shape:
+        raise ValueError(f"{name} must have shape {list(shape)}, got {list(tensor.shape)}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()} for shape {list(shape)}")
+
+
+def require_rows(tensor: torch.Tensor, name: str, dtype: torch.dtype, rows: int) -> None:
+    """Refuse a tensor that is not a `dtype` matrix of `rows` rows, each contiguous; rows may lie apart.
+
+    Raises:
+        ValueError: says which of them it is, and both values.
+    """
+    if tensor.dtype != dtype:
+        raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
+    if tensor.ndim != 2 or tensor.shape[0] != rows:
+        raise ValueError(f"{name} must have {rows} rows and two dimensions, got shape {list(tensor.shape)}")
+    if tensor.shape[1] > 1 and tensor.stride(1) != 1:
+        raise ValueError(f"{name}'s rows must be contiguous, got strides {tensor.stride()}")
+
+
+def require_device(device: torch.device, **tensors: torch.Tensor | None) -> None:
+    """Refuse tensors on another device.
+
+    Raises:
+        ValueError: names the first such tensor.
+    """
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{name} is on {tensor.device}, the first argument on {device}")
+
+
+def check_page_table(lengths: torch.Tensor, page_table: torch.Tensor, limit: int, page_size: int, pages: int) -> None:
+    """Read lengths and the page ids they use back from the GPU and compare them with their ranges.
+
+    Args:
+        lengths: [rows] tokens of each row; the rows of one page-table row follow each other.
+        page_table: [requests, columns] page ids.
+        limit: most tokens a row may have.
+        page_size: tokens a page.
+        pages: pages of the cache, or 0 when unknown: then only negative ids are refused.
+
+    Raises:
+        ValueError: names the first row that is out of range, its value and the range.
+    """
+    per_row = lengths.cpu()
+    limit = min(limit, page_table.shape[1] * page_size)
+    bad = torch.nonzero((per_row < 0) | (per_row > limit)).flatten()
+    if len(bad):
+        row = int(bad[0])
+        raise ValueError(f"length of row {row} is {int(per_row[row])}, must be 0 to {limit}")
+    requests = page_table.shape[0]
+    used = (per_row.view(requests, -1).amax(dim=1) + page_size - 1) // page_size
+    ids = page_table.cpu()
+    inside = torch.arange(ids.shape[1])[None, :] < used[:, None]
+    wrong = torch.nonzero(inside & ((ids < 0) | (ids >= pages if pages else torch.zeros_like(inside))))
+    if len(wrong):
+        request, column = (int(x) for x in wrong[0])
+        bound = f"0 to {pages - 1}" if pages else "0 or more"
+        raise ValueError(f"page id {int(ids[request, column])} of request {request}, page {column}, must be {bound}")
+
+
+@functools.cache
+def gpu_size(device: torch.device) -> tuple[int, tuple[int, int]]:
+    """Multiprocessors and compute capability of a GPU; 1 and (0, 0) for the CPU, where Triton's interpreter runs."""
+    if device.type != "cuda":
+        return 1, (0, 0)
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, (properties.major, properties.minor)
