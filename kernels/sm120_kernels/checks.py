@@ -77,9 +77,14 @@ def check_page_table(lengths: torch.Tensor, page_table: torch.Tensor, limit: int
 
 
 @functools.cache
-def gpu_size(device: torch.device) -> tuple[int, tuple[int, int]]:
-    """Multiprocessors and compute capability of a GPU; 1 and (0, 0) for the CPU, where Triton's interpreter runs."""
+def sm_count(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; 1 for the CPU, where Triton's interpreter runs one program at a time."""
     if device.type != "cuda":
-        return 1, (0, 0)
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, (properties.major, properties.minor)
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a GPU; (0, 0) for the CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 import triton
 import triton.language as tl
 
-from sm120_kernels.checks import check_page_table, gpu_size, require, require_device, require_rows
+from sm120_kernels.aot import CompileCase
+from sm120_kernels.checks import capability, check_page_table, require, require_device, require_rows, sm_count
 
 HEADS = 64
 HEAD_DIM = 128
@@ -238,7 +240,7 @@ def indexer_logits(
     if check:
         check_page_table(lengths, page_table, width, PAGE_TOKENS, cache.shape[0])
 
-    chosen = plan(requests, rows_per_request, max_pages, *gpu_size(q.device))
+    chosen = plan(requests, rows_per_request, max_pages, sm_count(q.device), capability(q.device))
     pages = cache.view(cache.shape[0], PAGE_BYTES)
     _indexer_logits_kernel[(chosen.programs,)](
         q,
@@ -264,3 +266,35 @@ def indexer_logits(
         num_warps=WARPS,
     )
     return out
+
+
+def compile_cases() -> Iterator[CompileCase]:
+    """Launches for one and two rows a unit, few and many requests, and a prefill chunk of more than 512 units."""
+    pointers = ("scales_ptr", "weights_ptr", "out_ptr")
+    arguments = {
+        "q_ptr": "*fp8e4nv:16",
+        "keys_ptr": "*fp8e4nv:16",
+        **dict.fromkeys(pointers, "*fp32:16"),
+        **dict.fromkeys(("lengths_ptr", "table_ptr"), "*i32:16"),
+        **dict.fromkeys(("units", "rows_per_request", "skip_length"), "i32"),
+        **dict.fromkeys(("width", "table_stride", "out_stride"), "i32:16"),
+    }
+    for rows in (1, 2):
+        for units in (1, 16, 64, 512, 0):
+            yield CompileCase(
+                op="indexer_logits",
+                shape=f"{rows} rows a unit, " + (f"up to {units} units" if units else "over 512 units"),
+                kernel=_indexer_logits_kernel,
+                arguments=arguments,
+                constexprs={
+                    "UNITS": units,
+                    "SPLITS": 1,
+                    "ROWS": rows,
+                    "STAGES": STAGES,
+                    "HEADS": HEADS,
+                    "DIM": HEAD_DIM,
+                    "PAGE": PAGE_TOKENS,
+                },
+                num_warps=WARPS,
+                uses_mma=True,
+            )
