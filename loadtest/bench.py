@@ -111,7 +111,7 @@ def run(
         return Result(
             id=identifier,
             created=created.isoformat(timespec="seconds"),
-            command=sys.argv,
+            command=[Path(sys.argv[0]).name, *sys.argv[1:]],
             label=settings.label,
             workload=_describe(plan),
             environment=environment,
@@ -138,6 +138,21 @@ def run(
         watcher.stop()
     report_files.write(result(), folder)
     return result(), folder
+
+
+def write_plan(settings: Settings, path: Path) -> None:
+    """Writes the plan that a plain Locust run takes (the first of `rates` if there are any). Raises BenchError."""
+    _check(settings)
+    api = Api(settings.url, api_key=prepare.read_key(settings.api_key_file), ca_file=settings.ca_file)
+    try:
+        plan = _prepare(settings, api, lambda _: None)[0]
+    finally:
+        api.close()
+    plan = plan.model_copy(update={"rate": settings.rates[0]}) if settings.rates else plan
+    try:
+        path.write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"cannot write {path}", error.strerror or str(error)) from None
 
 
 def save(result: Result, folder: Path) -> None:

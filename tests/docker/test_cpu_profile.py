@@ -25,8 +25,12 @@ PROMPTS = (
     "Übergrößenträger 日本語 🙂",
 )
 ANSWER_TOKENS = 120
-# Bytes of KV cache of one token of the tiny model: keys and values of 2 layers, 2 heads, 16 numbers of 2 bytes.
-KV_BYTES = 2 * 2 * 2 * 16 * 2
+# Bytes of KV cache of one token of the tiny model: keys and values, 2 layers, 2 heads, 16 numbers of 4 bytes.
+KV_BYTES = 2 * 2 * 2 * 16 * 4
+# Tokens that every prompt starts with and prefill may have cached: <|im_start|>, "user", a line break.
+COMMON_TOKENS = 6
+# NIXL also sends a few descriptions of the request.
+METADATA_BYTES = 8192
 NIXL_PORT = 19090
 
 
@@ -50,8 +54,8 @@ def aggregated(project: Project) -> Iterator[str]:
     environment = [word for key, value in service["environment"].items() for word in ("--env", f"{key}={value}")]
     command = [word for word in service["command"][1:] if not word.startswith("--disaggregation")]
     docker(
-        *("run", "--detach", "--name", name, "--network", f"{project.name}_front"),
-        *("--publish", f"127.0.0.1:{port}:30000", "--read-only", "--tmpfs", "/tmp:exec,mode=1777"),
+        *("run", "--detach", "--name", name, "--publish", f"127.0.0.1:{port}:30000"),
+        *("--read-only", "--tmpfs", "/tmp:exec,mode=1777"),
         *("--volume", f"{project.variables['MODEL_PATH']}:/model:ro", "--volume", "/var/cache/engine"),
         *(*environment, service["image"], "python", "-m", "engine_runtime.launch", "engine", *command),
     )
@@ -145,15 +149,17 @@ def test_prefill_computes_decode_writes_and_nixl_carries_the_cache_between_them(
     while True:
         now = counters(project)
         gained = {role: now[role] - before[role] for role in ENGINES}
-        contradictions = crossing(gained["prefill"], gained["decode"], prompt_tokens, answer_tokens)
         sent = nixl_bytes(project) - sent_before
+        contradictions = crossing(
+            gained["prefill"], gained["decode"], sent, prompt_tokens - COMMON_TOKENS, answer_tokens
+        )
         if not contradictions and sent >= prompt_tokens * KV_BYTES:
             break
         assert time.monotonic() < deadline, (contradictions, sent)
         time.sleep(0.5)
     assert now["prefill"].decoded == 0
     assert now["decode"].computed == 0
-    assert gained["prefill"].transferred == pytest.approx(prompt_tokens * KV_BYTES, rel=0.01)
+    assert sent < prompt_tokens * KV_BYTES + METADATA_BYTES
 
 
 def test_the_transport_between_two_separate_containers_is_tcp_and_named(project: Project, router: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from python_on_whales import DockerClient
 
 from deploy.errors import DeployError
+from deploy.host.errors import HostError
 from deploy.image import build
 from deploy.image.inputs import ImageInputs
 from deploy.image.progress import BuildEvent
@@ -79,6 +80,13 @@ def test_buildx_failing_in_plain_words_is_reported_in_them(tmp_path: Path) -> No
     assert 'no builder "x" found' in raised.value.why
 
 
+def test_a_disk_that_fills_up_is_named_as_such(tmp_path: Path) -> None:
+    command = program(tmp_path / "docker.py", "raise SystemExit('write /x: no space left on device')")
+    with pytest.raises(HostError, match="disk filled up") as raised:
+        build.run_build(command, lambda event: None)
+    assert "docker builder prune" in raised.value.fix
+
+
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])
 def test_an_interrupted_build_is_stopped(tmp_path: Path, interruption: type[BaseException]) -> None:
     started = json.dumps({"vertexes": [{"digest": "d", "name": "[engine 1/1] RUN x", "started": "x"}]})
@@ -105,13 +113,13 @@ def test_a_disk_that_is_too_small_is_refused_with_both_sizes(tmp_path: Path, mon
 
     monkeypatch.setattr("deploy.image.build.shutil.disk_usage", usage)
     with pytest.raises(DeployError, match="too small") as raised:
-        build.check_disk(docker(tmp_path), inputs(), wheel_cache=False, rebuild=False)
-    assert "13 GB" in raised.value.why
+        build.check_disk(docker(tmp_path), inputs(), tmp_path, wheel_cache=False, rebuild=False)
+    assert "13.0 GB" in raised.value.why
     assert "9.5 GB are free" in raised.value.why
     assert str(tmp_path) in raised.value.why
     with pytest.raises(DeployError) as raised:
-        build.check_disk(docker(tmp_path, images=("one",)), inputs(), wheel_cache=True, rebuild=True)
-    assert "24 GB" in raised.value.why
+        build.check_disk(docker(tmp_path, images=("one",)), inputs(), tmp_path, wheel_cache=True, rebuild=True)
+    assert "24.0 GB" in raised.value.why
 
 
 def test_an_image_that_shares_the_large_layers_makes_a_small_disk_enough(
@@ -121,11 +129,27 @@ def test_an_image_that_shares_the_large_layers_makes_a_small_disk_enough(
         return SimpleNamespace(free=2_000_000_000)
 
     monkeypatch.setattr("deploy.image.build.shutil.disk_usage", usage)
-    build.check_disk(docker(tmp_path, images=("one",)), inputs(), wheel_cache=False, rebuild=False)
+    build.check_disk(docker(tmp_path, images=("one",)), inputs(), tmp_path, wheel_cache=False, rebuild=False)
 
 
-def test_an_engine_on_another_host_is_not_measured_here(tmp_path: Path) -> None:
-    build.check_disk(docker(tmp_path / "elsewhere"), inputs(), wheel_cache=False, rebuild=False)
+def test_the_packages_need_their_own_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").mkdir()
+
+    def usage(path: Path) -> Any:
+        return SimpleNamespace(free=100_000_000 if path.name == "cache" else 10**12)
+
+    monkeypatch.setattr("deploy.image.build.shutil.disk_usage", usage)
+    with pytest.raises(HostError) as raised:
+        build.check_disk(docker(tmp_path), inputs(), tmp_path / "cache", wheel_cache=False, rebuild=False)
+    assert str(tmp_path / "cache") in raised.value.why
+
+
+def test_an_engine_on_another_host_is_not_measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def usage(path: Path) -> Any:
+        return SimpleNamespace(free=500_000_000)
+
+    monkeypatch.setattr("deploy.image.build.shutil.disk_usage", usage)
+    build.check_disk(docker(tmp_path / "elsewhere"), inputs(), tmp_path, wheel_cache=False, rebuild=False)
 
 
 @pytest.mark.parametrize(
@@ -211,16 +235,18 @@ def test_a_second_build_waits_and_finds_nothing_left_over(tmp_path: Path) -> Non
 
     def second() -> None:
         inside.wait()
-        with build.one_build_at_a_time(tmp_path):
+        with build.one_build_at_a_time(tmp_path, lambda event: order.append(f"{event.step}: {event.state}")):
             order.append("second")
 
     thread = threading.Thread(target=second)
     thread.start()
-    with build.one_build_at_a_time(tmp_path) as directory:
+    with build.one_build_at_a_time(tmp_path, lambda event: None) as directory:
         assert list(directory.iterdir()) == []
         inside.set()
-        time.sleep(0.2)
+        while not order:
+            time.sleep(0.01)
         order.append("first")
     thread.join()
-    assert order == ["first", "second"]
+    wait = "wait for another build on this host"
+    assert order == [f"{wait}: started", "first", f"{wait}: finished", "second"]
     assert not (tmp_path / "build").exists()
