@@ -415,7 +415,7 @@ def docker(machine: Machine) -> Docker | None:
     found = docker_parser.parse_docker_info(ran.out, machine.read("/etc/docker/daemon.json") or "")
     if ran.end == "slow":
         return found.model_copy(update={"error": "the Docker daemon did not answer in time"})
-    said = [line.strip() for line in ran.err.splitlines() if line.strip()]
+    said = [line.strip() for line in ran.err.splitlines() if line.strip() and not line.startswith("WARNING")]
     if found.server is None and said:
         # The reason stands in the JSON or beside it, which depends on the client's version.
         found = found.model_copy(update={"error": said[0][:300]})
