@@ -144,8 +144,8 @@ def _start_by_hand(state: State, say: Say) -> None:
         if started.poll() is not None or time.monotonic() > deadline:
             started.terminate()
             _record(state).unlink(missing_ok=True)
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-            raise HostError("the Docker engine does not start", tail, f"less {log}")
+            last = log.read_text(errors="replace").splitlines()[-1:]
+            raise HostError("the Docker engine does not start", "".join(last), f"less {log}")
         time.sleep(0.3)
 
 

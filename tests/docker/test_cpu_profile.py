@@ -285,24 +285,25 @@ def test_a_bug_report_has_the_logs_of_all_roles_and_no_key(
         assert not [name for name, content in files.items() if secret.encode() in content]
 
 
-@pytest.mark.parametrize("service", SERVICES)
-def test_an_idle_role_uses_at_most_five_percent_of_a_core(project: Project, service: str) -> None:
-    # Other work on the machine can only add to what is counted: the quietest of three windows counts.
-    shares = [cpu_share(project, service, seconds=10) for _ in range(3)]
-    assert min(shares) <= 0.05, shares
+def test_an_idle_role_uses_at_most_five_percent_of_a_core(project: Project) -> None:
+    # Other work on the machine only adds to what is counted: the quietest of several windows counts.
+    shares: dict[str, float] = {}
+    for _ in range(4):
+        begun, before = time.monotonic(), {service: cpu_seconds(project, service) for service in SERVICES}
+        time.sleep(10)
+        for service in SERVICES:
+            share = (cpu_seconds(project, service) - before[service]) / (time.monotonic() - begun)
+            shares[service] = min(share, shares.get(service, share))
+        if max(shares.values()) <= 0.05:
+            return
+    pytest.fail(f"share of one core: {shares}")
 
 
-def cpu_share(project: Project, service: str, seconds: float) -> float:
-    """CPU time of all processes of a container divided by the time that passed."""
-
-    def used() -> float:
-        version_1, version_2 = "/sys/fs/cgroup/cpuacct/cpuacct.usage", "/sys/fs/cgroup/cpu.stat"
-        words = project.execute(service, "sh", "-c", f"cat {version_1} 2>/dev/null || cat {version_2}").split()
-        return int(words[0]) / 1e9 if len(words) == 1 else int(words[words.index("usage_usec") + 1]) / 1e6
-
-    begun, before = time.monotonic(), used()
-    time.sleep(seconds)
-    return (used() - before) / (time.monotonic() - begun)
+def cpu_seconds(project: Project, service: str) -> float:
+    """CPU time of all processes of a container so far, from its control group (version 1 or 2)."""
+    version_1, version_2 = "/sys/fs/cgroup/cpuacct/cpuacct.usage", "/sys/fs/cgroup/cpu.stat"
+    words = project.execute(service, "sh", "-c", f"cat {version_1} 2>/dev/null || cat {version_2}").split()
+    return int(words[0]) / 1e9 if len(words) == 1 else int(words[words.index("usage_usec") + 1]) / 1e6
 
 
 def test_down_leaves_no_container_network_or_volume(project: Project, router: str) -> None:

@@ -195,16 +195,34 @@ def test_the_context_is_the_inputs_whatever_the_umask(tmp_path: Path, umask: int
     uv.write_bytes(b"program")
     before = os.umask(umask)
     try:
-        build.write_context(tmp_path / "context", inputs(), {}, uv)
+        build.write_context(tmp_path / "context", inputs(), uv)
     finally:
         os.umask(before)
     found = {
         str(path.relative_to(tmp_path / "context")): oct(path.stat().st_mode & 0o777)
         for path in (tmp_path / "context").rglob("*")
-        if path.is_file() and path.name != "bootstrap.tar"
+        if path.is_file()
     }
     assert found == {"Dockerfile": "0o644", "tools/x.sh": "0o644", "tools/uv": "0o755"}
     assert (tmp_path / "context/tools").stat().st_mode & 0o777 == 0o755
+
+
+def test_the_unpacked_packages_are_made_once_for_each_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[list[Path]] = []
+
+    def write(debs: list[Path], target: Path) -> None:
+        made.append(debs)
+        target.write_bytes(b"tar")
+
+    monkeypatch.setattr(build, "write_bootstrap", write)
+    essential, other = package(b"1", "libc6", essential=True), package(b"2", "tini")
+    files = dict([(essential, tmp_path / "1.deb"), (other, tmp_path / "2.deb")])
+    first = build.bootstrap(tmp_path, files)
+    assert build.bootstrap(tmp_path, files) == first
+    assert made == [[tmp_path / "1.deb"]]
+    changed = dict([(package(b"3", "libc6", essential=True), tmp_path / "3.deb")])
+    second = build.bootstrap(tmp_path, changed)
+    assert [path.name for path in tmp_path.glob("bootstrap-*")] == [second.name]
 
 
 def test_packages_are_laid_out_by_when_they_are_installed(tmp_path: Path) -> None:
