@@ -75,7 +75,7 @@ lock-check: .venv/.synced  ## does deploy.lock agree with the repository and dep
 
 .PHONY: test-unit
 test-unit: .venv/.synced  ## unit tests, under a minute, no Docker
-	.venv/bin/pytest tests/unit
+	.venv/bin/pytest --numprocesses auto tests/unit
 
 .PHONY: test-docker
 test-docker: .venv/.synced  ## the real stack in containers

@@ -30,6 +30,12 @@ class Api:
             raise BenchError(f"not a URL: {url!r}", str(error), "for example http://127.0.0.1:8000") from None
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise BenchError(f"not a URL: {url!r}", "it needs http:// or https:// and a host", "http://127.0.0.1:8000")
+        if parsed.userinfo:
+            raise BenchError(
+                "the URL holds a user name or password",
+                "it would be in every report of this run",
+                "name a file that holds the API key: --api-key-file FILE",
+            )
         self._client = httpx.Client(headers=headers, verify=verify, timeout=timeout, trust_env=False)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from dataclasses import asdict
@@ -22,18 +23,20 @@ from loadtest.bench import Settings, State
 from loadtest.capacity import limits, measure_capacity
 from loadtest.errors import BenchError
 from loadtest.metrics import Slo
+from loadtest.run import LOCUSTFILE
 from loadtest.workload import Prompts, Synthetic, Trace, Workload, parse_length, parse_lengths
 
 EXIT_FAILED, EXIT_REJECTED, EXIT_MISSED, EXIT_INTERRUPTED = 1, 3, 4, 130
 
 EXAMPLES = """
+\b
 Examples:
-
   deploy bench -c 1,16,64                            the three levels, 60 s each
   deploy bench --duration 10 -c 16                   a quick look
   deploy bench -c 16 --lengths 8K/1K --repeat 5      five repetitions: confidence intervals
   deploy bench -c 16 --target 1000@16                ends with pass or fail and the gap
   deploy bench --rate 2,4,8 --slo ttft=2,tpot=0.05   open loop, goodput
+  deploy bench -c 16 --duration 2h --label soak      soak
   deploy bench compare runs/A runs/B
 
 Exit codes: 0 valid, 1 failed, 2 usage, 3 rejected or partial (the reasons are listed), 4 target missed, 130 Ctrl-C.
@@ -64,6 +67,13 @@ def _users(text: str) -> tuple[int, ...]:
     if not values or any(value < 1 or value != int(value) for value in values):
         raise typer.BadParameter(f"{text!r}: expected whole numbers like 1,16,64", param_hint="-c")
     return tuple(int(value) for value in values)
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if not match or float(match[1]) <= 0:
+        raise typer.BadParameter(f"{text!r}: expected seconds, or 10m, 2h", param_hint="--duration")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _pairs(text: str, name: str) -> dict[str, str]:
@@ -133,7 +143,7 @@ def run(
     endpoint: Annotated[
         str, typer.Option(help="chat (/v1/chat/completions) or generate (/generate, raw comparison)")
     ] = "chat",
-    duration: Annotated[float, typer.Option(help="seconds of the measured window, after the warm-up")] = 60.0,
+    duration: Annotated[str, typer.Option(help="the measured window, after the warm-up: seconds, 10m or 2h")] = "60",
     repeat: Annotated[int, typer.Option(min=1, help="repetitions of every level, for confidence intervals")] = 1,
     lengths: Annotated[
         str,
@@ -173,6 +183,9 @@ def run(
     host_report: Annotated[Path | None, typer.Option(help="saved host report to put into the result")] = None,
     label: Annotated[str | None, typer.Option(help="a name for this run in the history")] = None,
     out: Annotated[Path, typer.Option(help="folder for the runs")] = Path("runs"),
+    write_plan: Annotated[
+        Path | None, typer.Option(help="write the plan for `locust -f loadtest/locustfile.py --plan FILE` and stop")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print result.json instead of tables")] = False,
 ) -> None:
     """Measures throughput and latency at each level and says whether the numbers can be trusted."""
@@ -191,7 +204,7 @@ def run(
         workload=_workload(lengths, shared_prefix, turns, prompts, trace, trace_speed),
         users=users,
         rates=_numbers(rate, "--rate") if rate else (),
-        duration=duration,
+        duration=_seconds(duration),
         repetitions=repeat,
         endpoint=endpoint,
         model=model,
@@ -215,6 +228,13 @@ def run(
         host_report=host_report,
     )
     console = Console(stderr=as_json)
+    if write_plan is not None:
+        try:
+            benchmark.write_plan(settings, write_plan)
+        except BenchError as error:
+            _fail(Console(stderr=True), error)
+        typer.echo(f"locust -f {LOCUSTFILE} --plan {write_plan}")
+        return
     stopped = _Interrupt()
     try:
         with Live(console=console, refresh_per_second=2, transient=True, redirect_stdout=False) as table:

@@ -2,9 +2,10 @@
 
     locust -f loadtest/locustfile.py --plan plan.json                      web UI on :8089
     locust -f loadtest/locustfile.py --plan plan.json --headless -u 16     headless
-    … --master / --worker, or --processes 4                                distributed (plan made with --generators)
+    … --master / --worker, or --processes 4                                distributed (plan made with --processes 4)
 
-`deploy bench plan` writes the plan; `deploy bench` does it all.
+`deploy bench … --write-plan plan.json` writes the plan; `deploy bench` does it all. Workers on other machines need the
+plan file too, and clocks that agree: samples carry the wall clock of the machine that took them.
 """
 
 # Locust's events and parser are typed in part only.
@@ -244,7 +245,7 @@ def request_of(plan: workload.Plan, index: int) -> workload.Request:
 
 @events.init_command_line_parser.add_listener
 def add_arguments(parser: LocustArgumentParser) -> None:
-    parser.add_argument("--plan", default="plan.json", help="what to send, as `deploy bench plan` writes it")
+    parser.add_argument("--plan", default="plan.json", help="what to send, as `deploy bench --write-plan` writes it")
     parser.add_argument("--stop-with-parent", action="store_true", help="end when the process that started this ends")
     parser.add_argument("--samples", default="samples.jsonl", help="file for the samples (master and local only)")
 
@@ -319,7 +320,6 @@ def set_up(environment: Environment, **_: object) -> None:
 
         def report(data: dict[str, Any], **_: object) -> None:
             data["samples"] = take_lines()
-            data["sent_at"] = time.time()
 
         environment.events.report_to_master.add_listener(report)
         return

@@ -185,7 +185,7 @@ class Server:
             count = int(body["sampling_params"]["max_new_tokens"])
         else:
             prompt = "\n".join(message["content"] for message in body["messages"])
-            count = int(body["max_tokens"])
+            count = int(body.get("max_tokens") or body["max_completion_tokens"])
         if not body.get("stream"):
             self._whole(writer, prompt, count, generate)
             return True

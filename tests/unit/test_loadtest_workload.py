@@ -1,5 +1,7 @@
 """Requests follow from seed and index alone, and are as long as they should be."""
 
+# tokenizers is typed in part only.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import json
@@ -181,8 +183,8 @@ def test_words_come_from_a_tokenizer_file(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     text = ["the cat and the dog sat on a mat with some other cats near one river"] * 20
     tokenizer.train_from_iterator(text, trainers.BpeTrainer(vocab_size=400))
     tokenizer.save(str(tmp_path / "tokenizer.json"))

@@ -1,4 +1,7 @@
-"""`deploy bench` as a person runs it, against the test server: a program, its output, its files, its exit code."""
+"""`deploy bench` as a person runs it, against the test server: a program, its output, its files, its exit code.
+
+Needs no container, but minutes.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def test_64_streams_are_measured_and_reported(server: str, tmp_path: Path) -> No
     tpot = sum((t["tokens"][-1] - t["tokens"][0]) / 24 for t in within) / len(within)
     assert metrics["tpot"]["mean"] == pytest.approx(tpot, abs=0.001, rel=0.01)
     assert abs(metrics["requests"] - len(within)) <= 0.01 * len(within) + 1
-    engine = level["engines"]["server"]
+    engine = level["accounts"]["server"]
     assert (
         engine["counted"]["generation_tokens"] == engine["ours"]["generation_tokens"] == 25 * engine["ours"]["requests"]
     )
@@ -159,11 +162,82 @@ def test_a_generator_whose_parent_is_killed_ends_too(server: str, tmp_path: Path
     assert generators and not psutil.wait_procs(generators, timeout=15)[1]
 
 
+def test_an_open_loop_sends_on_time_whatever_the_server_does(server: str, tmp_path: Path) -> None:
+    """Requests of half a second at 20 a second: ten in flight, though nobody asked for ten."""
+    arguments = (
+        "--url",
+        server,
+        "--model",
+        "plain",
+        "--rate",
+        "20",
+        "--duration",
+        "20",
+        "--lengths",
+        "32/20",
+        "--json",
+    )
+    done = bench(tmp_path, *arguments, "--ramp", "2", "--slo", "ttft=0.2,tpot=0.03")
+    assert done.returncode == 0, done.stdout + done.stderr
+    metrics = json.loads(done.stdout)["levels"][0]["metrics"]
+    # 400 Poisson arrivals: three standard deviations are 15 %.
+    assert metrics["request_rate"] == pytest.approx(20, rel=0.15)
+    assert metrics["in_flight"] == pytest.approx(metrics["request_rate"] * metrics["e2e"]["mean"], rel=0.05)
+    assert metrics["delay"]["p99"] < 0.02 and metrics["goodput_share"] > 0.95
+
+
+def test_a_trace_is_replayed_at_its_times_and_lengths(server: str, tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 137 * k, "input_length": 40 + k, "output_length": 5 + k % 7, "hash_ids": [k]} for k in range(40)
+    ]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = bench(
+        tmp_path, "--url", server, "--model", "plain", "--trace", "trace.jsonl", "--trace-speed", "2", "--json"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    file = next(tmp_path.glob("runs/*/trace-r1/samples.jsonl"))
+    samples = [json.loads(line) for line in file.read_text().splitlines() if '"kind":"sample"' in line]
+    samples.sort(key=lambda sample: sample["index"])
+    assert [s["prompt_tokens"] for s in samples] == [row["input_length"] for row in rows]
+    assert [s["completion_tokens"] for s in samples] == [row["output_length"] for row in rows]
+    for k, sample in enumerate(samples):
+        assert sample["start"] - samples[0]["start"] == pytest.approx(0.0685 * k, abs=0.02)
+
+
+def test_a_conversation_grows_turn_by_turn(server: str, tmp_path: Path) -> None:
+    arguments = ("--url", server, "--model", "plain", "-c", "4", "--turns", "3", "--duration", "4", "--lengths", "32/8")
+    done = bench(tmp_path, *arguments, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lengths = json.loads(done.stdout)["levels"][0]["metrics"]["input_length"]
+    # The template's five tokens count once: 32, then + 8 of the answer + 27 words, twice.
+    assert (lengths["minimum"], lengths["p50"], lengths["maximum"]) == (32, 67, 102)
+
+
+def test_the_plan_runs_under_plain_locust(server: str, tmp_path: Path) -> None:
+    arguments = ("--url", server, "--model", "plain", "--lengths", "32/5", "--write-plan", "plan.json")
+    written = bench(tmp_path, *arguments)
+    assert written.returncode == 0, written.stderr
+    locust = [sys.executable, "-m", *written.stdout.split(), "--headless", "-u", "3", "-r", "3", "-t", "4s"]
+    done = subprocess.run(locust, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "end to end" in done.stderr and "first token" in done.stderr
+    samples = [line for line in (tmp_path / "samples.jsonl").read_text().splitlines() if '"kind":"sample"' in line]
+    assert len(samples) > 10 and all('"error"' not in sample for sample in samples)
+
+
+def test_one_generator_takes_5000_streamed_tokens_a_second_and_core() -> None:
+    done = subprocess.run(command("capacity", "--json"), capture_output=True, text=True, timeout=60, check=True)
+    found = json.loads(done.stdout)
+    assert found["per_core"] >= 5000 and found["rate"] >= 5000, found
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (("--url", "http://127.0.0.1:9"), 1, ("cannot reach", "deploy up")),
         (("--url", "ftp://x"), 1, ("not a URL",)),
+        (("--url", "http://me:secret@127.0.0.1:9"), 1, ("password", "--api-key-file")),
+        (("--duration", "10 days"), 2, ("10m",)),
         (("--url", "SERVER", "--model", "nope"), 1, ("no model 'nope'", "--model")),
         (("--url", "SERVER"), 1, ("several models", "--model")),
         (("--url", "SERVER", "--model", "plain", "--api-key-file", "missing"), 1, ("cannot read the API key file",)),
