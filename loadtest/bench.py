@@ -24,6 +24,7 @@ from loadtest.errors import BenchError
 from loadtest.metrics import Metrics, Slo, measure, timeline
 from loadtest.plain import mapping
 from loadtest.result import (
+    AccountResult,
     EngineStatistics,
     Environment,
     GpuStatistics,
@@ -342,7 +343,8 @@ def _levels(settings: Settings, plan: Plan) -> list[tuple[Level, Plan, int]]:
             )
             continue
         for k, users in enumerate(settings.users):
-            changed = plan.model_copy(update={"seed": seed + k})
+            # A generator without a user would only be in the way.
+            changed = plan.model_copy(update={"seed": seed + k, "generators": min(plan.generators, users)})
             levels.append((Level(f"c{users}", users, **common), changed, repetition))
         for k, rate in enumerate(settings.rates):
             changed = plan.model_copy(update={"seed": seed + 500 + k, "rate": rate})
@@ -381,7 +383,6 @@ def _level_result(
         gpus=seen.gpus,
         users=level.users if closed else None,
         steady=seen.steady,
-        drained=seen.drained,
         expected_identity=expected,
         found_identity=identities,
         identity_after=after,
@@ -412,6 +413,9 @@ def _level_result(
         window=Window(started=seen.started, begin=seen.begin, end=seen.end),
         metrics=metrics,
         batches=batches,
+        accounts={
+            book.role: AccountResult(counted=book.served, ours=book.ours) for book in validity.accounts(evidence)
+        },
         engines=_engine_statistics(evidence),
         gpus=_gpu_statistics(evidence),
         generator={
@@ -423,7 +427,6 @@ def _level_result(
 
 
 def _engine_statistics(evidence: Evidence) -> dict[str, EngineStatistics]:
-    books = {book.engine: book for book in validity.accounts(evidence)}
     statistics: dict[str, EngineStatistics] = {}
     for engine in dict.fromkeys(snapshot.engine for snapshot in evidence.snapshots):
         inside = [
@@ -432,10 +435,7 @@ def _engine_statistics(evidence: Evidence) -> dict[str, EngineStatistics]:
             if s.engine == engine and s.values is not None and evidence.begin <= s.at < evidence.end
         ]
         series = {name: [values[name] for values in inside if name in values] for name in GAUGES}
-        book = books.get(engine)
         statistics[engine] = EngineStatistics(
-            counted=book.served if book else {},
-            ours=book.ours if book else {},
             mean={name: sum(values) / len(values) for name, values in series.items() if values},
             maximum={name: max(values) for name, values in series.items() if values},
         )

@@ -29,8 +29,8 @@ from loadtest.workload import Prompts, Synthetic, Trace, Workload, parse_length,
 EXIT_FAILED, EXIT_REJECTED, EXIT_MISSED, EXIT_INTERRUPTED = 1, 3, 4, 130
 
 EXAMPLES = """
+\b
 Examples:
-
   deploy bench -c 1,16,64                            the three levels, 60 s each
   deploy bench --duration 10 -c 16                   a quick look
   deploy bench -c 16 --lengths 8K/1K --repeat 5      five repetitions: confidence intervals

@@ -46,6 +46,7 @@ def with_interval(values: Sequence[float], digits: int = 1) -> str:
 def rows(result: Result) -> list[dict[str, str]]:
     """One row a level: means over the valid repetitions, with 95 % intervals where there are several."""
     table: list[dict[str, str]] = []
+    measured = [level.metrics for level in result.levels if level.metrics is not None]
     for name, repetitions in levels_by_load(result).items():
         valid = [level.metrics for level in repetitions if level.metrics is not None]
 
@@ -67,13 +68,17 @@ def rows(result: Result) -> list[dict[str, str]]:
                 "E2E p50 ms": each([m.e2e for m in valid], "p50"),
                 "in flight": with_interval([m.in_flight for m in valid]),
                 "errors": str(sum(sum(m.errors.values()) for m in valid)) if valid else "-",
-                **(
-                    {"goodput req/s": with_interval([m.goodput for m in valid if m.goodput is not None], 2)}
-                    if any(m.goodput is not None for m in valid)
-                    else {}
-                ),
             }
         )
+        if any(m.goodput is not None for m in measured):
+            table[-1]["goodput req/s"] = with_interval([m.goodput for m in valid if m.goodput is not None], 2)
+        if any(m.cached_tokens is not None for m in measured):
+            shares = [
+                100 * m.cached_tokens / m.prompt_tokens
+                for m in valid
+                if m.cached_tokens is not None and m.prompt_tokens
+            ]
+            table[-1]["prompt from cache %"] = with_interval(shares)
     return table
 
 
@@ -86,10 +91,12 @@ def engine_rows(result: Result) -> list[dict[str, str]]:
         for engine, found in level.engines.items():
             row = {"level": level.folder, "engine": engine}
             row |= {name: f"{value:.2f}" for name, value in found.mean.items() if value}
-            counted = {name: f"{value:.0f}" for name, value in found.counted.items() if value}
-            row["counted"] = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in counted.items())
-            if found.counted.get("verify_calls"):
-                row["acceptance length"] = f"{found.counted['generation_tokens'] / found.counted['verify_calls']:.2f}"
+            table.append(row)
+        for role, book in level.accounts.items():
+            row = {"level": level.folder, "role": role}
+            row |= {name.replace("_", " "): f"{value:.0f}" for name, value in book.counted.items() if value}
+            if book.counted.get("verify_calls"):
+                row["acceptance length"] = f"{book.counted['generation_tokens'] / book.counted['verify_calls']:.2f}"
             table.append(row)
     return table
 

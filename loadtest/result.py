@@ -24,13 +24,20 @@ class Window(BaseModel):
     end: float
 
 
-class EngineStatistics(BaseModel):
-    """One engine over the window: counter differences over the whole run, gauges as mean and maximum in the window."""
+class AccountResult(BaseModel):
+    """What all engines of a role counted from before the run until after its last answer, and what we asked of them."""
 
     model_config = ConfigDict(frozen=True)
 
     counted: dict[str, float]
     ours: dict[str, float]
+
+
+class EngineStatistics(BaseModel):
+    """One engine's gauges over the window."""
+
+    model_config = ConfigDict(frozen=True)
+
     mean: dict[str, float]
     maximum: dict[str, float]
 
@@ -60,6 +67,7 @@ class LevelResult(BaseModel):
     window: Window
     metrics: Metrics | None
     batches: list[float] = Field(default_factory=list[float], description="output throughput in tenths of the window")
+    accounts: dict[str, AccountResult] = Field(default_factory=dict[str, AccountResult])
     engines: dict[str, EngineStatistics] = Field(default_factory=dict[str, EngineStatistics])
     gpus: list[GpuStatistics] = Field(default_factory=list[GpuStatistics])
     generator: dict[str, float] = Field(default_factory=dict[str, float])

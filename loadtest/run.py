@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -45,7 +46,6 @@ class Observed:
     end: float = 0.0
     steady: bool = False
     complete: bool = False
-    drained: bool = False
     failure: str | None = None
     samples: list[Sample] = field(default_factory=list[Sample])
     ticks: list[Tick] = field(default_factory=list[Tick])
@@ -67,13 +67,14 @@ class Generator:
     """Locust in a process of its own, so that nothing here disturbs its clock."""
 
     def __init__(self, plan_file: Path, samples: Path, log: Path, level: Level, processes: int) -> None:
-        users = level.users if level.users >= processes else processes
-        spawn_rate = users / level.ramp if level.ramp else min(users, 100)
+        spawn_rate = level.users / level.ramp if level.ramp else min(level.users, 100)
         command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"]
-        command += ["-u", str(users), "-r", f"{spawn_rate:g}", "--stop-timeout", f"{level.drain_limit:g}"]
+        command += ["-u", str(level.users), "-r", f"{spawn_rate:g}", "--stop-timeout", f"{level.drain_limit:g}"]
         command += ["--plan", str(plan_file), "--samples", str(samples), "--stop-with-parent"]
         if processes > 1:
+            port = str(free_port())
             command += ["--processes", str(processes), "--master-bind-host", "127.0.0.1"]
+            command += ["--master-bind-port", port, "--master-port", port]
         self._samples = samples
         self._offset = 0
         self._log_path = log
@@ -100,12 +101,19 @@ class Generator:
         code = self._process.poll()
         if code is None:
             return None
-        text = self._log_path.read_text(encoding="utf-8", errors="replace")
-        for line in text.splitlines():
-            if "cannot write samples" in line:
-                return line.partition("cannot write samples")[1] + line.partition("cannot write samples")[2]
-        last = [line for line in text.splitlines() if line.strip()][-1:]
-        return f"the generator ended with code {code}: {' '.join(last)[:300]}"
+        last = [line for line in self._log_lines() if line.strip()][-1:]
+        return self.lost() or f"the generator ended with code {code}: {' '.join(last)[:300]}"
+
+    def lost(self) -> str | None:
+        """Why samples are missing, if they are."""
+        for line in self._log_lines():
+            _, found, why = line.partition("cannot write samples")
+            if found:
+                return found + why
+        return None
+
+    def _log_lines(self) -> list[str]:
+        return self._log_path.read_text(encoding="utf-8", errors="replace").splitlines()
 
     def stop(self) -> None:
         """Asks it to let its requests finish and to end."""
@@ -131,6 +139,13 @@ class Generator:
         self._log.close()
 
 
+def free_port() -> int:
+    """A port nobody listens on at the moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 def observe(
     plan: Plan,
     level: Level,
@@ -143,13 +158,16 @@ def observe(
 
     Writes `plan.json`, `samples.jsonl` and `generator.log` into `folder`. Raises BenchError when nothing was measured.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    plan_file = folder / "plan.json"
-    plan_file.write_text(plan.model_dump_json(indent=1), encoding="utf-8")
     first_snapshot, first_gpu = len(watcher.snapshots), len(watcher.gpus)
     watcher.take()
     seen = Observed(level, started=time.time())
-    generator = Generator(plan_file, folder / "samples.jsonl", folder / "generator.log", level, plan.generators)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        plan_file = folder / "plan.json"
+        plan_file.write_text(plan.model_dump_json(indent=1), encoding="utf-8")
+        generator = Generator(plan_file, folder / "samples.jsonl", folder / "generator.log", level, plan.generators)
+    except OSError as error:
+        raise BenchError(f"cannot write in {folder}", error.strerror or str(error), "choose another: --out") from None
     try:
         if _warm_up(plan, level, generator, seen, report, interrupted):
             seen.complete = _window(plan, level, generator, seen, report, interrupted)
@@ -158,7 +176,8 @@ def observe(
         while not generator.wait(0.25) and time.time() < until and not (interrupted() and seen.complete):
             _collect(generator, seen)
             report(Progress("last answers", time.time() - seen.end, until - time.time(), seen))
-        seen.drained = generator.ended() is not None and not any(s.error == "cancelled" for s in seen.samples)
+        seen.failure = seen.failure or generator.lost()
+        seen.complete = seen.complete and seen.failure is None
     finally:
         generator.close()
         _collect(generator, seen)
@@ -276,18 +295,18 @@ def _trace_rows(plan: Plan) -> list[object]:
 
 def _settle(watcher: Watcher) -> None:
     """The engines' counters lag their answers a little: waits until two snapshots agree, at most five seconds."""
-    before = watcher.take()
+    before = _counts(watcher.take())
     for _ in range(10):
         time.sleep(0.5)
-        now = watcher.take()
-        if all(_counts(a) == _counts(b) for a, b in zip(before, now, strict=True)):
+        now = _counts(watcher.take())
+        if now == before:
             return
         before = now
 
 
-def _counts(snapshot: Snapshot) -> tuple[float, ...] | None:
-    values = snapshot.values
-    return None if values is None else tuple(values.get(name, 0.0) for name in ("requests", "generation_tokens"))
+def _counts(snapshots: list[Snapshot]) -> dict[str, tuple[float | None, ...]]:
+    names = ("requests", "generation_tokens")
+    return {s.engine: tuple((s.values or {}).get(name) for name in names) for s in snapshots}
 
 
 def check_disk(folder: Path, needed: int) -> None:

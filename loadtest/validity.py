@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -55,9 +56,6 @@ class Evidence:
     gpus: Sequence[GpuSample] = ()
     users: int | None = None
     steady: bool = True
-    drained: bool = True
-    exact_input: bool = True
-    probes: int = 0
     expected_identity: Mapping[str, Any] = field(default_factory=dict[str, Any])
     found_identity: Mapping[str, Mapping[str, Any] | None] = field(
         default_factory=dict[str, "Mapping[str, Any] | None"]
@@ -147,11 +145,11 @@ def _input_length(evidence: Evidence) -> Iterable[Finding]:
     done = [s for s in evidence.samples if s.ok and _inside(evidence, s.finished) and s.asked_input is not None]
     wrong = [s for s in done if s.prompt_tokens != s.asked_input]
     if wrong:
-        text = (
+        yield _reject(
+            "input-length",
             f"{len(wrong)} of {len(done)} prompts did not have the length asked for, "
-            f"for example {wrong[0].prompt_tokens} instead of {wrong[0].asked_input} tokens"
+            f"for example {wrong[0].prompt_tokens} instead of {wrong[0].asked_input} tokens",
         )
-        yield _reject("input-length", text) if evidence.exact_input else _note("input-length", text)
 
 
 def _by_engine(evidence: Evidence) -> dict[str, list[Snapshot]]:
@@ -181,9 +179,9 @@ def _counters_backwards(evidence: Evidence) -> Iterable[Finding]:
 
 @dataclass(frozen=True)
 class Account:
-    """What an engine counted from before the run to after it, and what we sent."""
+    """What the engines of a role counted together from before the run to after it, and what we sent."""
 
-    engine: str
+    role: str
     served: dict[str, float]
     ours: dict[str, float]
     cancelled: int
@@ -194,23 +192,36 @@ class Account:
 
 
 def accounts(evidence: Evidence) -> list[Account]:
-    """Engines' counters against ours. A prefill engine counts prompts only; its answers are one token each."""
-    books: list[Account] = []
+    """Counters against ours, by role: engines of the same role (decode, decode-2) share our requests.
+
+    A prefill engine is held to prompts only; its answers are one token each.
+    """
     ours_ok = [s for s in evidence.samples if s.ok]
-    uncertain = sum(1 for s in evidence.samples if not s.ok and (s.headers is not None or s.error == "cancelled"))
+    # These reached the engines, perhaps, and may or may not be in the counters.
+    uncertain = sum(1 for s in evidence.samples if not s.ok and s.error not in ("connect", "tls", "http"))
+    served: dict[str, dict[str, float]] = {}
     for engine, snapshots in _by_engine(evidence).items():
         known = [s.values for s in snapshots if s.values is not None]
         if len(known) < 2:
             continue
-        served = {name: known[-1].get(name, 0.0) - known[0].get(name, 0.0) for name in COUNTERS}
+        total = served.setdefault(role_of(engine), dict.fromkeys(COUNTERS, 0.0))
+        for name in COUNTERS:
+            total[name] += known[-1].get(name, 0.0) - known[0].get(name, 0.0)
+    books: list[Account] = []
+    for role, counted in served.items():
         ours = {
             "requests": float(len(ours_ok)),
             "prompt_tokens": float(sum(s.prompt_tokens or 0 for s in ours_ok)),
         }
-        if not engine.startswith("prefill"):
+        if role != "prefill":
             ours["generation_tokens"] = float(sum(s.completion_tokens or 0 for s in ours_ok))
-        books.append(Account(engine, served, ours, uncertain))
+        books.append(Account(role, counted, ours, uncertain))
     return books
+
+
+def role_of(engine: str) -> str:
+    """`decode` of `decode-2`."""
+    return engine.partition("-")[0]
 
 
 def _foreign_work(evidence: Evidence) -> Iterable[Finding]:
@@ -219,40 +230,40 @@ def _foreign_work(evidence: Evidence) -> Iterable[Finding]:
         if not difference or any(value < 0 for value in book.served.values()):
             continue
         if book.cancelled and 0 <= book.difference["requests"] <= book.cancelled:
-            text = (
-                f"{book.engine} counted {_show(difference)} beyond our whole answers; {book.cancelled} were cut short"
-            )
+            text = f"{book.role} counted {_show(difference)} beyond our whole answers; {book.cancelled} were cut short"
             yield _note("inexact-account", text)
             continue
-        when = foreign_since(evidence, book.engine)
+        when = foreign_since(evidence, book.role)
         if when is not None and when < evidence.begin:
             yield _note(
-                "foreign-before", f"{book.engine} did work that is not ours before the window: {_show(difference)}"
+                "foreign-before", f"{book.role} did work that is not ours before the window: {_show(difference)}"
             )
             continue
         word = "less" if any(value < 0 for value in difference.values()) else "more"
-        yield _reject("foreign-work", f"{book.engine} did {word} than our requests: {_show(difference)}")
+        yield _reject("foreign-work", f"{book.role} did {word} than our requests: {_show(difference)}")
 
 
 def _show(difference: Mapping[str, float]) -> str:
     return ", ".join(f"{value:+.0f} {name.replace('_', ' ')}" for name, value in difference.items())
 
 
-def foreign_since(evidence: Evidence, engine: str) -> float | None:
-    """Since when an engine has served more requests than we sent and saw answered; None when it is not known.
+def foreign_since(evidence: Evidence, role: str) -> float | None:
+    """Since when a role's engines have served more requests than we sent and saw answered; None when it is not known.
 
     Our own answers near a snapshot may or may not be in it, so a snapshot counts only what is beyond all of ours that
     ended until a second after it. The time returned is that of the last snapshot at which the excess grew.
     """
-    known = [s for s in _by_engine(evidence).get(engine, []) if s.values is not None]
-    if not known:
-        return None
     ends = sorted(s.finished for s in evidence.samples if s.ok)
-    base = (known[0].values or {}).get("requests", 0.0)
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
     since, most = None, 0.0
-    for snapshot in known:
-        served = (snapshot.values or {}).get("requests", 0.0) - base
-        excess = served - sum(1 for end in ends if end <= snapshot.at + 1.0)
+    for snapshot in sorted(evidence.snapshots, key=lambda s: s.at):
+        if snapshot.values is None or role_of(snapshot.engine) != role:
+            continue
+        last[snapshot.engine] = snapshot.values.get("requests", 0.0)
+        first.setdefault(snapshot.engine, last[snapshot.engine])
+        served = sum(last.values()) - sum(first.values())
+        excess = served - bisect_right(ends, snapshot.at + 1.0)
         if excess > most:
             since, most = snapshot.at, excess
     return since

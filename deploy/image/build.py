@@ -1,13 +1,14 @@
 """Builds the engine image, or finds it already there."""
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ CACHE_BYTES = 0.4 * GIGABYTE  # packages 106 MB, what is unpacked from them 88 M
 BUILDX_VERSION = (0, 13)  # the first with --progress=rawjson
 ENVIRONMENT_LABEL = "deepseek-v4-flash-sm120.environment"
 LAST_LINES = 30
+CANCEL_SECONDS = 30
 FREE_DISK = (
     f"free some: `docker system df` shows what Docker holds; `docker image rm {IMAGE_NAME}:TAG` and "
     "`docker builder prune` give it back"
@@ -111,7 +113,8 @@ def ensure_image(
         )
         progress(BuildEvent("packages", step, "finished", seconds=time.monotonic() - begun))
         context, debs = directory / "context", directory / "debs"
-        write_context(context, inputs, files, uv)
+        write_context(context, inputs, uv)
+        os.link(bootstrap(cache, files), context / "bootstrap.tar")
         link_packages(debs, files)
         command = [*cast("list[str]", docker.client_config.docker_cmd), "buildx", "build"]
         command += build_arguments(inputs, context, debs, certificates, wheel_cache, rebuild)
@@ -225,20 +228,34 @@ def check_uv(uv: Path, version: str) -> None:
         raise DeployError("uv is not the pinned version", f"{uv} is {' '.join(answer)}, pinned is {version}", fix)
 
 
-def write_context(context: Path, inputs: ImageInputs, files: dict[LockedPackage, Path], uv: Path) -> None:
-    """Write the folder that the Dockerfile sees, with modes that do not depend on this machine's umask."""
+def write_context(context: Path, inputs: ImageInputs, uv: Path) -> None:
+    """Write the inputs as the folder that the Dockerfile sees, with modes that no umask has a say in."""
     for name, content in inputs.files.items():
         path = context / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     for path in context.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    shutil.copyfile(uv, context / "tools/uv")
+    # With its time: BuildKit does not transfer again what it has with the same time and size.
+    shutil.copy2(uv, context / "tools/uv")
     (context / "tools/uv").chmod(0o755)
-    write_bootstrap([files[package] for package in inputs.packages if package.essential], context / "bootstrap.tar")
 
 
-def link_packages(debs: Path, files: dict[LockedPackage, Path]) -> None:
+def bootstrap(cache: Path, files: Mapping[LockedPackage, Path]) -> Path:
+    """The essential packages unpacked into one tar, made once for each set of them and kept in the cache."""
+    essential = [package for package in files if package.essential]
+    digest = hashlib.sha256("".join(sorted(package.sha256 for package in essential)).encode()).hexdigest()
+    path = cache / f"bootstrap-{digest[:16]}.tar"
+    if not path.exists():
+        for old in cache.glob("bootstrap-*"):
+            old.unlink()
+        partial = path.with_suffix(".part")
+        write_bootstrap([files[package] for package in essential], partial)
+        partial.replace(path)
+    return path
+
+
+def link_packages(debs: Path, files: Mapping[LockedPackage, Path]) -> None:
     """Lay the packages out as rootfs.sh wants them: `essential/`, `other/` and the list of what must come out."""
     for folder in ("essential", "other"):
         (debs / folder).mkdir(parents=True)
@@ -302,6 +319,11 @@ def run_build(command: Sequence[str], progress: Callable[[BuildEvent], None]) ->
                     progress(event)
         except BaseException:
             process.terminate()
+            process.stdout.close()  # or it might wait for us to read on
+            try:
+                process.wait(CANCEL_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
             raise
     if process.returncode == 0:
         return

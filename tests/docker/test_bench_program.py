@@ -63,7 +63,7 @@ def test_64_streams_are_measured_and_reported(server: str, tmp_path: Path) -> No
     tpot = sum((t["tokens"][-1] - t["tokens"][0]) / 24 for t in within) / len(within)
     assert metrics["tpot"]["mean"] == pytest.approx(tpot, abs=0.001, rel=0.01)
     assert abs(metrics["requests"] - len(within)) <= 0.01 * len(within) + 1
-    engine = level["engines"]["server"]
+    engine = level["accounts"]["server"]
     assert (
         engine["counted"]["generation_tokens"] == engine["ours"]["generation_tokens"] == 25 * engine["ours"]["requests"]
     )

@@ -81,8 +81,8 @@ def test_at_1_16_and_64_our_counts_are_the_engines_counts(bench: Callable[..., l
     assert [level["users"] for level in result["levels"]] == [1, 16, 64]
     for level in result["levels"]:
         assert set(reasons(level)) <= DISTURBED, reasons(level)
-        assert set(level["engines"]) == {"prefill", "decode"}
-        decode, prefill = level["engines"]["decode"], level["engines"]["prefill"]
+        assert set(level["accounts"]) == {"prefill", "decode"}
+        decode, prefill = level["accounts"]["decode"], level["accounts"]["prefill"]
         for name in ("requests", "prompt_tokens", "generation_tokens"):
             assert decode["counted"][name] == decode["ours"][name] > 0
         for name in ("requests", "prompt_tokens"):

@@ -1,7 +1,9 @@
 """Real SGLang, NIXL and router in containers on a machine without GPUs, with the tiny model."""
 
+import io
 import json
 import subprocess
+import tarfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +13,16 @@ from typing import Any
 import httpx
 import pytest
 from checks import ENGINES, SERVICES, check_confinement, check_reach
-from conftest import API_KEY, READY_PATIENCE_SECONDS, Project, docker, free_port, new_project, running
+from conftest import API_KEY, READY_PATIENCE_SECONDS, ROOT, Project, docker, free_port, new_project, running
 
+from deploy.doctor.finding import Needs
+from deploy.host.probe_host import LocalMachine, probe
+from deploy.report.verb import report
+from deploy.stack.compose import Stack, running_stack
 from deploy.stack.counters import crossing, parse_counters
+from deploy.stack.state import State
 from deploy.stack.transport import bytes_sent, describe, remote_writes
+from deploy.status.live import Live
 
 FILES = ("compose.yaml", "compose.cpu.yaml")
 PROMPTS = (
@@ -241,24 +249,61 @@ def test_only_the_router_can_be_reached(project: Project) -> None:
             assert "model_path" in response.text
 
 
-@pytest.mark.parametrize("service", SERVICES)
-def test_an_idle_role_uses_at_most_five_percent_of_a_core(project: Project, service: str) -> None:
-    # Other work on the machine can only add to what is counted: the quietest of three windows counts.
-    shares = [cpu_share(project, service, seconds=10) for _ in range(3)]
-    assert min(shares) <= 0.05, shares
+@pytest.fixture
+def stack(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    monkeypatch.setenv("COMPOSE_PROJECT_NAME", project.name)
+    environment = tmp_path / "stack.env"
+    environment.write_text("".join(f"{name}={value}\n" for name, value in project.variables.items()))
+    return running_stack(ROOT, environment)
 
 
-def cpu_share(project: Project, service: str, seconds: float) -> float:
-    """CPU time of all processes of a container divided by the time that passed."""
+def test_the_live_view_follows_the_engines(stack: Stack, router: str) -> None:
+    live = Live(LocalMachine())
+    live.look(stack)
+    answer(router, PROMPTS[2])
+    views = {view.role: view for view in live.look(stack)}
+    assert set(views) == set(ENGINES)
+    for view in views.values():
+        assert view.engine and view.engine.tokens > 0 and (view.tokens_per_second or 0) > 0
 
-    def used() -> float:
-        version_1, version_2 = "/sys/fs/cgroup/cpuacct/cpuacct.usage", "/sys/fs/cgroup/cpu.stat"
-        words = project.execute(service, "sh", "-c", f"cat {version_1} 2>/dev/null || cat {version_2}").split()
-        return int(words[0]) / 1e9 if len(words) == 1 else int(words[words.index("usage_usec") + 1]) / 1e6
 
-    begun, before = time.monotonic(), used()
-    time.sleep(seconds)
-    return (used() - before) / (time.monotonic() - begun)
+def test_a_bug_report_has_the_logs_of_all_roles_and_no_key(
+    stack: Stack, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = State(tmp_path / "state")
+    state.environment.parent.mkdir(parents=True, exist_ok=True)
+    state.environment.write_text(stack.environment.read_text())
+    state.api_key.write_text(API_KEY)
+    monkeypatch.setenv("SOME_TOKEN", "a-token-of-the-shell")
+    path = report(ROOT, ROOT / "deploy.toml", state, probe(LocalMachine()), Needs(), tmp_path / "report.tar.gz")
+    with tarfile.open(path) as tar:
+        files = {Path(entry.name).name: (tar.extractfile(entry) or io.BytesIO()).read() for entry in tar.getmembers()}
+    for service in SERVICES:
+        assert len(files[f"{service}.log"].splitlines()) > 3, files["missing.txt"].decode()
+    assert b"--disaggregation-transfer-backend" in files["compose-effective.json"]
+    for secret in (API_KEY, "a-token-of-the-shell"):
+        assert not [name for name, content in files.items() if secret.encode() in content]
+
+
+def test_an_idle_role_uses_at_most_five_percent_of_a_core(project: Project) -> None:
+    # Other work on the machine only adds to what is counted: the quietest of several windows counts.
+    shares: dict[str, float] = {}
+    for _ in range(4):
+        begun, before = time.monotonic(), {service: cpu_seconds(project, service) for service in SERVICES}
+        time.sleep(10)
+        for service in SERVICES:
+            share = (cpu_seconds(project, service) - before[service]) / (time.monotonic() - begun)
+            shares[service] = min(share, shares.get(service, share))
+        if max(shares.values()) <= 0.05:
+            return
+    pytest.fail(f"share of one core: {shares}")
+
+
+def cpu_seconds(project: Project, service: str) -> float:
+    """CPU time of all processes of a container so far, from its control group (version 1 or 2)."""
+    version_1, version_2 = "/sys/fs/cgroup/cpuacct/cpuacct.usage", "/sys/fs/cgroup/cpu.stat"
+    words = project.execute(service, "sh", "-c", f"cat {version_1} 2>/dev/null || cat {version_2}").split()
+    return int(words[0]) / 1e9 if len(words) == 1 else int(words[words.index("usage_usec") + 1]) / 1e6
 
 
 def test_down_leaves_no_container_network_or_volume(project: Project, router: str) -> None:

@@ -138,6 +138,12 @@ def test_two_and_four_gpus_are_planned_as_replicas(layout: Layout, engines: int,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_gpu_is_refused_because_the_weights_do_not_fit() -> None:
+    report = probe(host(lookalike.TWO_GPUS))
+    proposal = propose(report.model_copy(update={"gpus": report.gpus[:1]}))
+    assert proposal.roles == () and "one GPU does not hold the weights" in proposal.obstacles[0]
+
+
 def test_without_gpus_the_cpu_profile_is_proposed() -> None:
     proposal = propose(probe(lookalike.no_gpu()))
     assert (proposal.profile, proposal.roles, proposal.obstacles) == ("cpu", (), ())

@@ -176,9 +176,26 @@ def test_prefill_is_held_to_prompts_only() -> None:
         replace(change(s, generation_tokens=(s.values or {})["requests"]), engine="prefill") for s in snapshots(ours)
     ]
     assert not rejected(evidence(snapshots=[*snapshots(ours), *prefill]))
-    assert {book.engine: set(book.ours) for book in accounts(evidence(snapshots=prefill))} == {
+    assert {book.role: set(book.ours) for book in accounts(evidence(snapshots=prefill))} == {
         "prefill": {"requests", "prompt_tokens"}
     }
+
+
+def test_engines_of_one_role_share_our_requests() -> None:
+    """Two replicas, each with half of the work."""
+    ours = samples()
+    assert not rejected(evidence(snapshots=divided(snapshots(ours))))
+    strays = snapshots(ours, stray_at=BEGIN + 20)
+    assert rejected(evidence(snapshots=divided(strays))) == {"foreign-work"}
+
+
+def divided(served: list[Snapshot]) -> list[Snapshot]:
+    """One engine's counters as those of two, which did a quarter and three quarters of it."""
+    return [
+        replace(s, engine=engine, values={name: value * share for name, value in (s.values or {}).items()})
+        for s in served
+        for engine, share in (("decode", 0.25), ("decode-2", 0.75))
+    ]
 
 
 def test_requests_that_we_cut_short_make_the_account_inexact() -> None:
