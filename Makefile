@@ -71,7 +71,7 @@ test: .venv/.synced  ## lint and every test: unit, kernels, Docker end to end; s
 
 .PHONY: test-unit
 test-unit: .venv/.synced  ## unit tests, under a minute, no Docker
-	.venv/bin/pytest tests/unit
+	.venv/bin/pytest --numprocesses auto tests/unit
 
 .PHONY: test-docker
 test-docker: .venv/.synced  ## the real stack in containers

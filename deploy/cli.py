@@ -3,11 +3,10 @@
 import json
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -15,36 +14,33 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from python_on_whales.exceptions import DockerException
 from rich.console import Console
 from rich.live import Live
 
-from deploy import host_verbs, render
+from deploy import host_verbs, lock_verbs, render
+from deploy.entry import run
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
-from deploy.host.errors import HostError
 from deploy.host.probe_host import LocalMachine
 from deploy.image.build import ensure_image
 from deploy.image.inputs import image_tag
-from deploy.lock.debian import DEBIAN_KEYRING, changes, check_rootfs, lock_rootfs, read_rootfs_lock
-from deploy.spec.load import SpecError, load
+from deploy.spec.load import load
 from deploy.spec.model import Profile
 from deploy.stack import cleanup, docker_engine
-from deploy.stack.accept import NotAccepted
 from deploy.stack.client import RequestFailed, stream
-from deploy.stack.compose import Stack, running_stack, words
+from deploy.stack.compose import Stack, running_stack
 from deploy.stack.events import step
 from deploy.stack.phases import plain
 from deploy.stack.preview import preview
-from deploy.stack.state import LockHeld, State
+from deploy.stack.state import State
 from deploy.stack.status import Status, running_endpoint, status, uptime
-from deploy.stack.up import Result, RoleFailed, build_progress, down, plan, up
+from deploy.stack.up import Result, build_progress, down, plan, up
 from deploy.status import live as engine_view
 from loadtest.cli import bench
 
 ROOT = Path(__file__).resolve().parents[1]
-FAILED, BAD_SPEC, BAD_HOST, NOT_SERVING, LOCKED, INTERRUPTED = 1, 2, 3, 4, 5, 130
+NOT_SERVING = 4
 EXIT_CODES = """\b
 Exit codes:
   0    done
@@ -82,6 +78,7 @@ docker_app = typer.Typer(
 app.add_typer(docker_app, name="docker")
 app.add_typer(bench, name="bench")
 app.add_typer(host_verbs.app)
+app.add_typer(lock_verbs.app)
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -308,39 +305,6 @@ def build_verb(
 
 
 @app.command(
-    "lock",
-    epilog=examples(
-        "deploy lock                   choose the newest packages of the suite and lock them",
-        "deploy lock --check           does the lock still say what is asked for? (exit code 1 if not)",
-        "deploy lock --mirror http://HOST/debian/20261101T000000Z --security-mirror http://HOST/…",
-    ),
-)
-def lock_verb(
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; list where lock and request differ.")] = False,
-    mirror: MirrorOption = None,
-    security_mirror: SecurityMirrorOption = None,
-    keyring: Annotated[
-        Path, typer.Option("--keyring", help="Keys that the archive's release files must be signed with.")
-    ] = DEBIAN_KEYRING,
-    as_json: JsonOption = False,
-) -> None:
-    """Lock the image's Debian packages by hash in deploy.lock. Needs apt; building from the lock does not."""
-    if check:
-        lines = check_rootfs(ROOT)
-    else:
-        before = read_rootfs_lock(ROOT) if (ROOT / "deploy.lock").exists() else None
-        after = lock_rootfs(ROOT, mirror=mirror, security_mirror=security_mirror, keyring=keyring)
-        lines = changes(before, after)
-    if as_json:
-        _print_json({"differences" if check else "changes": lines})
-    else:
-        for line in lines or ["deploy.lock says what is asked for" if check else "nothing changed"]:
-            out.print(line, markup=False, soft_wrap=True)
-    if check and lines:
-        raise typer.Exit(FAILED)
-
-
-@app.command(
     "config",
     epilog=examples(
         "deploy config                 Compose's own view, then each argument with its origin",
@@ -517,42 +481,9 @@ def _plain(seen: Status, views: list[engine_view.RoleView]) -> str:
     return f"{time.strftime('%H:%M:%S')} {'serving' if seen.serving else 'not serving'} {roles} {speeds}".rstrip()
 
 
-def _interrupt(number: int, frame: object) -> None:
-    """SIGTERM and SIGHUP end a command as Ctrl-C does: with its clean-up."""
-    raise KeyboardInterrupt
-
-
-def _exit_code(error: DeployError) -> int:
-    kinds: Iterable[tuple[type[DeployError], int]] = (
-        (SpecError, BAD_SPEC),
-        (HostError, BAD_HOST),
-        (RoleFailed, NOT_SERVING),
-        (NotAccepted, NOT_SERVING),
-        (RequestFailed, NOT_SERVING),
-        (LockHeld, LOCKED),
-    )
-    return next((code for kind, code in kinds if isinstance(error, kind)), FAILED)
-
-
 def main() -> None:
-    """Run the command line: every failure that a person can mend becomes a message and an exit code."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
-    try:
-        app()
-    except DeployError as error:
-        render.error(err, error)
-        sys.exit(_exit_code(error))
-    except DockerException as error:
-        render.error(err, DeployError("Docker refused a command", words(error), "docker info"))
-        sys.exit(FAILED)
-    except OSError as error:
-        render.error(err, DeployError(f"{error.filename or 'a file'}: {error.strerror or error}", "", ""))
-        sys.exit(FAILED)
-    except SystemExit as end:
-        if end.code == INTERRUPTED:
-            err.print("interrupted")
-        raise
+    """Run the command line."""
+    run(app)
 
 
 if __name__ == "__main__":

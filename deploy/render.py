@@ -1,19 +1,22 @@
 """How things look on a terminal and in a pipe. Builds and shows; decides nothing."""
 
+import re
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
 from deploy.errors import DeployError
+from deploy.lock.diff import Change, Transfer
 from deploy.spec.load import SpecError
 from deploy.stack.events import Event, Report
 
@@ -24,6 +27,28 @@ TITLES = {
     "start": "Start",
     "accept": "Acceptance",
     "clean": "Clean up",
+}
+
+SECTIONS = {
+    "package": "Debian packages",
+    "request": "Root file system",
+    "release": "Debian releases",
+    "python": "Python and uv",
+    "wheel": "Wheels",
+    "patch": "Patches",
+    "engine": "SGLang",
+    "kernels": "Kernels",
+    "hook": "Hooks",
+    "runtime": "What runs around SGLang",
+    "model": "Model",
+    "tiny_model": "Model of the cpu profile",
+    "host": "Least versions of a host",
+    "compose": "Compose files",
+    "argument": "Arguments",
+    "environment": "Environment",
+    "role": "Roles",
+    "image": "Image",
+    "layer": "Layers",
 }
 
 
@@ -101,6 +126,52 @@ class _Lines:
             title = TITLES[event.step] + (f" {event.role}" if event.role else "")
             passed = time.monotonic() - self.begun
             self.console.print(f"[{passed:6.1f} s] {title}: {words}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def transfer(console: Console) -> Generator[Callable[[str, int, int], None]]:
+    """Show how far bytes are read: a bar on a terminal, one line a thing in a pipe."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total or None)
+                if not console.is_terminal:
+                    console.print(f"reading {what}", markup=False, highlight=False, soft_wrap=True)
+            bar.update(tasks[what], completed=done, total=total or None)
+
+        yield show
+
+
+def changes(found: Sequence[Change]) -> str:
+    """Changes of a lock, grouped, a line each: `-` gone, `+` new, `~` other. Empty if there are none."""
+    lines: list[str] = []
+    section = ""
+    for change in found:
+        if change.section != section:
+            section = change.section
+            lines.append(SECTIONS[change.section])
+        match change.before, change.after:
+            case None, after:
+                lines.append(f"  + {change.name} {short(str(after))}")
+            case before, None:
+                lines.append(f"  - {change.name} {short(before)}")
+            case before, after:
+                lines.append(f"  ~ {change.name} {short(before)} -> {short(after)}")
+    return "\n".join(escape(line) for line in lines)
+
+
+def transferred(found: Transfer) -> str:
+    """What a host has to fetch, in words."""
+    how = "" if found.compressed else ", unpacked; a registry sends less"
+    return f"To fetch: {found.layers} layers, {found.size / 1e6:,.1f} MB{how}"
+
+
+def short(text: str) -> str:
+    """A text with its hashes cut to the length at which people still tell them apart."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28,52}\b", r"\1", text)
 
 
 def error(console: Console, failure: DeployError) -> None:

@@ -4,6 +4,9 @@ from deploy.host.errors import HostError
 from deploy.host.report import Gpu
 from deploy.spec.model import CDI_KIND
 
+MINIMUM_DRIVER = (580,)
+"""First driver branch that runs CUDA 13 (CUDA 13.0 release notes, table of driver versions)."""
+
 
 def require_node(role: str, devices: list[str], numa_node: int, gpus: list[Gpu]) -> None:
     """Check that all GPUs of a role hang on the node that its ranks are bound to.

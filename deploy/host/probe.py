@@ -17,7 +17,7 @@ from deploy.host.report import Gpu
 GIB = 1024**3
 
 
-def docker_facts(timeout_s: float = 20) -> DockerFacts:
+def docker_facts(timeout_s: float = 60) -> DockerFacts:
     """Ask the Docker client about itself and the engine of its current context."""
     ran = LocalMachine(timeout_s).run("docker", "info", "--format", "{{json .}}")
     if ran.end == "missing":

@@ -415,9 +415,10 @@ def docker(machine: Machine) -> Docker | None:
     found = docker_parser.parse_docker_info(ran.out, machine.read("/etc/docker/daemon.json") or "")
     if ran.end == "slow":
         return found.model_copy(update={"error": "the Docker daemon did not answer in time"})
-    if found.error and not ran.out.strip():
-        said = next((line.strip() for line in ran.err.splitlines() if line.strip()), found.error)
-        found = found.model_copy(update={"error": said[:300]})
+    said = [line.strip() for line in ran.err.splitlines() if line.strip() and not line.startswith("WARNING")]
+    if found.server is None and said:
+        # The reason stands in the JSON or beside it, which depends on the client's version.
+        found = found.model_copy(update={"error": said[0][:300]})
     devices = cdi_devices(machine, found.cdi_spec_dirs or _CDI_DIRS) | set(found.cdi_devices)
     return found.model_copy(update={"cdi_devices": sorted(devices)})
 

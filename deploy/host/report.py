@@ -19,7 +19,7 @@ class UnreadableReport(ValueError):
 class Fact(BaseModel):
     """Base of everything in a report: immutable, no unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Unseen(Fact):

@@ -1,12 +1,14 @@
 """Builds the engine image, or finds it already there."""
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
 import subprocess
+import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException, NoSuchImage
 
 from deploy.errors import DeployError
+from deploy.host.errors import HostError
 from deploy.image.inputs import IMAGE_NAME, SOURCE_DATE_EPOCH, ImageInputs, read_inputs
 from deploy.image.packages import default_cache, fetch, write_bootstrap
 from deploy.image.progress import BuildEvent, BuildProgress, read_objects
@@ -25,9 +28,15 @@ GIGABYTE = 10**9
 IMAGE_BYTES = 13 * GIGABYTE  # 11.3 GB used at the most while the image was built, and 11.3 GB after it
 KEPT_WHEELS_BYTES = 11 * GIGABYTE  # uv keeps them unpacked
 TOP_LAYERS_BYTES = 1 * GIGABYTE
+CACHE_BYTES = 0.4 * GIGABYTE  # packages 106 MB, what is unpacked from them 88 MB
 BUILDX_VERSION = (0, 13)  # the first with --progress=rawjson
 ENVIRONMENT_LABEL = "deepseek-v4-flash-sm120.environment"
 LAST_LINES = 30
+CANCEL_SECONDS = 30
+FREE_DISK = (
+    f"free some: `docker system df` shows what Docker holds; `docker image rm {IMAGE_NAME}:TAG` and "
+    "`docker builder prune` give it back"
+)
 
 
 @dataclass(frozen=True)
@@ -76,8 +85,9 @@ def ensure_image(
         rebuild: build even if an image with this tag exists, and use no cached step.
 
     Raises:
-        DeployError: Docker does not answer or lacks buildx, the disk is too small, a package is gone or altered,
-            a patch does not apply, or a step of the build failed (with its last lines).
+        HostError: Docker does not answer or lacks buildx, or the disk is too small.
+        DeployError: a package is gone or altered, a patch does not apply, or a step of the build failed (with its
+            last lines).
         KeyboardInterrupt: passed on after the build has been cancelled; no image is tagged.
     """
     docker = docker or DockerClient()
@@ -87,24 +97,24 @@ def ensure_image(
     uv = uv or repository / ".tools/bin/uv"
     cache = package_cache or default_cache()
     certificates = certificates or default_certificates()
-    suite = read_rootfs_lock(repository).suite
-    with one_build_at_a_time(cache) as directory:
+    with one_build_at_a_time(cache, progress) as directory:
         if not rebuild and (found := find_image(inputs.tag, docker)):
             return found
         check_docker(docker)
-        check_disk(docker, inputs, wheel_cache, rebuild)
+        check_disk(docker, inputs, cache, wheel_cache, rebuild)
         check_uv(uv, inputs.uv_version)
-        step = "fetch Debian packages"
+        step, begun = "fetch Debian packages", time.monotonic()
         progress(BuildEvent("packages", step, "started"))
         files = fetch(
             inputs.packages,
-            lambda: find_mirrors(suite, mirror, security_mirror),
+            lambda: find_mirrors(read_rootfs_lock(repository).suite, mirror, security_mirror),
             cache,
             lambda done, total: progress(BuildEvent("packages", step, "progress", "", done, total)),
         )
-        progress(BuildEvent("packages", step, "finished"))
+        progress(BuildEvent("packages", step, "finished", seconds=time.monotonic() - begun))
         context, debs = directory / "context", directory / "debs"
-        write_context(context, inputs, files, uv)
+        write_context(context, inputs, uv)
+        os.link(bootstrap(cache, files), context / "bootstrap.tar")
         link_packages(debs, files)
         command = [*cast("list[str]", docker.client_config.docker_cmd), "buildx", "build"]
         command += build_arguments(inputs, context, debs, certificates, wheel_cache, rebuild)
@@ -120,7 +130,7 @@ def ensure_image(
 
 
 @contextmanager
-def one_build_at_a_time(cache: Path) -> Generator[Path]:
+def one_build_at_a_time(cache: Path, progress: Callable[[BuildEvent], None]) -> Generator[Path]:
     """An empty folder for one build's files, on the cache's file system so that packages are linked, not copied.
 
     A second build waits here and then finds the first one's image. Whatever a killed build left is removed.
@@ -128,7 +138,12 @@ def one_build_at_a_time(cache: Path) -> Generator[Path]:
     cache.mkdir(parents=True, exist_ok=True)
     directory = cache / "build"
     with (cache / "build.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(BuildEvent("packages", "wait for another build on this host", "started"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            progress(BuildEvent("packages", "wait for another build on this host", "finished"))
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         try:
@@ -147,7 +162,7 @@ def find_image(tag: str, docker: DockerClient) -> ImageReference | None:
     """Look an image up in the local Docker engine.
 
     Raises:
-        DeployError: Docker does not answer.
+        HostError: Docker does not answer.
     """
     try:
         image = docker.image.inspect(tag)
@@ -162,40 +177,40 @@ def check_docker(docker: DockerClient) -> None:
     """Make sure that the build can be started and followed.
 
     Raises:
-        DeployError: buildx is missing or too old.
+        HostError: buildx is missing or too old.
     """
     wanted = ".".join(str(number) for number in BUILDX_VERSION)
     fix = f"install buildx {wanted} or newer: docker-buildx on Debian and Ubuntu, docker-buildx-plugin from Docker"
     if not docker.buildx.is_installed():
-        raise DeployError("Docker cannot build", "the buildx plug-in is not installed", fix)
+        raise HostError("Docker cannot build", "the buildx plug-in is not installed", fix)
     answer = docker.buildx.version()
     match = re.search(r"\bv?(\d+)\.(\d+)\.\d+", answer)
     if match and (int(match[1]), int(match[2])) < BUILDX_VERSION:
-        raise DeployError("Docker's buildx is too old", f"it says {answer.strip()!r}", fix)
+        raise HostError("Docker's buildx is too old", f"it says {answer.strip()!r}", fix)
 
 
-def check_disk(docker: DockerClient, inputs: ImageInputs, wheel_cache: bool, rebuild: bool) -> None:
+def check_disk(docker: DockerClient, inputs: ImageInputs, cache: Path, wheel_cache: bool, rebuild: bool) -> None:
     """Make sure that the image fits, before the download and not after it.
 
     Raises:
-        DeployError: it does not.
+        HostError: it does not.
     """
-    root = Path(docker.system.info().docker_root_dir or "/var/lib/docker")
-    if not root.is_dir():  # an engine on another host
-        return
-    needed = IMAGE_BYTES + (KEPT_WHEELS_BYTES if wheel_cache else 0)
+    image = IMAGE_BYTES + (KEPT_WHEELS_BYTES if wheel_cache else 0)
     label = f"{ENVIRONMENT_LABEL}={inputs.environment_hash[:16]}"
     if not rebuild and docker.image.list(filters={"label": label}):
-        needed = TOP_LAYERS_BYTES
-    free = shutil.disk_usage(root).free
-    if free < needed:
-        raise DeployError(
-            "the disk is too small for the image",
-            f"building needs {needed / GIGABYTE:.0f} GB where Docker keeps its data ({root}); "
-            f"{free / GIGABYTE:.1f} GB are free",
-            f"free some: `docker system df` shows what Docker holds; `docker image rm {IMAGE_NAME}:TAG` and "
-            "`docker builder prune` give it back",
-        )
+        image = TOP_LAYERS_BYTES
+    root = Path(docker.system.info().docker_root_dir or "/var/lib/docker")
+    places = [(cache, "this project keeps its packages", CACHE_BYTES)]
+    if root.is_dir():  # else the engine is on another host
+        places.append((root, "Docker keeps its data", image))
+    for place, use, needed in places:
+        free = shutil.disk_usage(place).free
+        if free < needed:
+            raise HostError(
+                "the disk is too small for the image",
+                f"building needs {needed / GIGABYTE:.1f} GB where {use} ({place}); {free / GIGABYTE:.1f} GB are free",
+                FREE_DISK,
+            )
 
 
 def check_uv(uv: Path, version: str) -> None:
@@ -213,20 +228,34 @@ def check_uv(uv: Path, version: str) -> None:
         raise DeployError("uv is not the pinned version", f"{uv} is {' '.join(answer)}, pinned is {version}", fix)
 
 
-def write_context(context: Path, inputs: ImageInputs, files: dict[LockedPackage, Path], uv: Path) -> None:
-    """Write the folder that the Dockerfile sees, with modes that do not depend on this machine's umask."""
+def write_context(context: Path, inputs: ImageInputs, uv: Path) -> None:
+    """Write the inputs as the folder that the Dockerfile sees, with modes that no umask has a say in."""
     for name, content in inputs.files.items():
         path = context / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     for path in context.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    shutil.copyfile(uv, context / "tools/uv")
+    # With its time: BuildKit does not transfer again what it has with the same time and size.
+    shutil.copy2(uv, context / "tools/uv")
     (context / "tools/uv").chmod(0o755)
-    write_bootstrap([files[package] for package in inputs.packages if package.essential], context / "bootstrap.tar")
 
 
-def link_packages(debs: Path, files: dict[LockedPackage, Path]) -> None:
+def bootstrap(cache: Path, files: Mapping[LockedPackage, Path]) -> Path:
+    """The essential packages unpacked into one tar, made once for each set of them and kept in the cache."""
+    essential = [package for package in files if package.essential]
+    digest = hashlib.sha256("".join(sorted(package.sha256 for package in essential)).encode()).hexdigest()
+    path = cache / f"bootstrap-{digest[:16]}.tar"
+    if not path.exists():
+        for old in cache.glob("bootstrap-*"):
+            old.unlink()
+        partial = path.with_suffix(".part")
+        write_bootstrap([files[package] for package in essential], partial)
+        partial.replace(path)
+    return path
+
+
+def link_packages(debs: Path, files: Mapping[LockedPackage, Path]) -> None:
     """Lay the packages out as rootfs.sh wants them: `essential/`, `other/` and the list of what must come out."""
     for folder in ("essential", "other"):
         (debs / folder).mkdir(parents=True)
@@ -271,7 +300,12 @@ def run_build(command: Sequence[str], progress: Callable[[BuildEvent], None]) ->
     last_lines: deque[str] = deque(maxlen=LAST_LINES)
     # In a session of its own: Ctrl-C reaches us first, and we stop it.
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         try:
@@ -285,19 +319,26 @@ def run_build(command: Sequence[str], progress: Callable[[BuildEvent], None]) ->
                     progress(event)
         except BaseException:
             process.terminate()
+            process.stdout.close()  # or it might wait for us to read on
+            try:
+                process.wait(CANCEL_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
             raise
     if process.returncode == 0:
         return
-    where = f"step '{following.failure.step}' failed" if following.failure else "buildx failed"
+    why = "\n    ".join(
+        [f"step '{following.failure.step}' failed" if following.failure else "buildx failed", *last_lines]
+    )
+    if "no space left on device" in why:
+        raise HostError("the disk filled up while the image was built", why, FREE_DISK)
     raise DeployError(
-        "the image could not be built",
-        "\n    ".join([where, *last_lines]),
-        "mend what the last lines say and run it again; finished steps are kept",
+        "the image could not be built", why, "mend what the last lines say and run it again; finished steps are kept"
     )
 
 
-def _no_docker(error: DockerException) -> DeployError:
-    return DeployError(
+def _no_docker(error: DockerException) -> HostError:
+    return HostError(
         "Docker does not answer",
         (error.stderr or str(error)).strip(),
         "start it: `systemctl start docker`, or `dockerd` by hand; `docker version` shows whether it runs",

@@ -95,8 +95,12 @@ def image_tag(repository: Path) -> str:
     return read_inputs(repository).tag
 
 
-def read_inputs(repository: Path) -> ImageInputs:
+def read_inputs(repository: Path, packages: tuple[LockedPackage, ...] | None = None) -> ImageInputs:
     """Read everything that decides the image.
+
+    Args:
+        repository: root of the checkout.
+        packages: the root file system's packages; those of its deploy.lock if None.
 
     Raises:
         DeployError: an input is missing or does not parse.
@@ -118,7 +122,9 @@ def read_inputs(repository: Path) -> ImageInputs:
         reduced_project, reduced_lock = reduce_environment(project, lock, roots)
         files[f"{name}/pyproject.toml"] = reduced_project.encode()
         files[f"{name}/uv.lock"] = reduced_lock.encode()
-    return ImageInputs(files, read_rootfs_lock(repository).package, parse_uv_version(uv))
+    if packages is None:
+        packages = read_rootfs_lock(repository).package
+    return ImageInputs(files, packages, parse_uv_version(uv))
 
 
 def _files(repository: Path, source: str) -> list[str]:

@@ -85,6 +85,8 @@ def propose(report: HostReport, memory_fraction: float = 0.85) -> Proposal:
     remarks = [f"{len(gpus)} GPUs: profile {profile}, {len(names)} engines of {ranks}"]
     remarks += [f"GPU {gpu.index} is left out: MIG is on" for gpu in report.gpus if gpu.mig]
     obstacles = list(_obstacles(report, groups, names, ranks))
+    if not groups:
+        obstacles.append(f"one GPU does not hold the weights: at least {REPLICA_RANKS} are needed")
     nodes = [_node(group) for group in groups]
     cpu_sets, system = assign_cpus(report, nodes)
     roles = tuple(
@@ -177,7 +179,11 @@ def _divisions(gpus: list[Gpu], groups: int, size: int) -> Iterable[list[tuple[G
 
 def _total(report: HostReport, parts: list[tuple[Gpu, ...]]) -> tuple[int, float, float]:
     costs = [cost(report, part) for part in parts]
-    return sum(nodes for nodes, _, _ in costs), max(worst for _, worst, _ in costs), sum(every for _, _, every in costs)
+    return (
+        sum(nodes for nodes, _, _ in costs),
+        max((worst for _, worst, _ in costs), default=0.0),
+        sum(every for _, _, every in costs),
+    )
 
 
 def _node(group: tuple[Gpu, ...]) -> int:
@@ -263,7 +269,7 @@ def _settings(report: HostReport, groups: list[tuple[Gpu, ...]]) -> Iterable[Set
     elif False in good and True in good and good[True] < good[False]:
         yield Setting("NCCL_P2P_LEVEL", "LOC", "measured here: host memory is faster than peer-to-peer")
     else:
-        nodes = max(len({gpu.numa_node for gpu in group}) for group in groups)
+        nodes = max((len({gpu.numa_node for gpu in group}) for group in groups), default=1)
         level, why = (
             ("SYS", "a role spans NUMA nodes") if nodes > 1 else ("PHB", "each role's GPUs hang on one NUMA node")
         )

@@ -15,13 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from debian.deb822 import Deb822
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deploy.errors import DeployError
-from deploy.lock.document import read_part, write_part
+from deploy.lock.document import read_part
+
+if TYPE_CHECKING:  # only choosing packages needs it, reading what was chosen does not
+    from debian.deb822 import Deb822
 
 PART = "rootfs"
 REQUEST_FILE = Path("deploy/image/rootfs.toml")
@@ -144,65 +146,14 @@ def read_rootfs_lock(repository: Path) -> RootfsLock:
         ) from error
 
 
-def lock_rootfs(
-    repository: Path,
-    *,
-    mirror: str | None = None,
-    security_mirror: str | None = None,
-    keyring: Path = DEBIAN_KEYRING,
-) -> RootfsLock:
-    """Choose the packages anew and write the part `rootfs` of deploy.lock. Needs apt on this machine.
-
-    Args:
-        repository: root of the checkout.
-        mirror: Debian archive, a dated snapshot if wanted; the machine's own if None.
-        security_mirror: security archive; `<mirror>-security` if None and `mirror` is given.
-        keyring: the keys that release files must be signed with.
-
-    Returns:
-        What was written.
-
-    Raises:
-        DeployError: no apt, no mirror, no keyring, a bad signature, or a package that the suite does not have.
-    """
-    request = read_request(repository)
-    lock = resolve(request, find_mirrors(request.suite, mirror, security_mirror), keyring)
-    write_part(repository, PART, lock.model_dump(mode="json", exclude_defaults=True))
-    return lock
-
-
 def disagreements(request: RootfsRequest, lock: RootfsLock) -> list[str]:
     """What the lock says otherwise than the request that it was made from, one line each."""
     found: list[str] = []
     if lock.suite != request.suite:
-        found.append(f"rootfs: the suite is {request.suite} in {REQUEST_FILE}, {lock.suite} in deploy.lock")
-    found += [f"rootfs: {name} is asked for, not locked" for name in request.packages if name not in lock.requested]
-    found += [f"rootfs: {name} is locked, not asked for" for name in lock.requested if name not in request.packages]
+        found.append(f"the suite is {request.suite} in {REQUEST_FILE}, {lock.suite} in deploy.lock")
+    found += [f"{name} is asked for, not locked" for name in request.packages if name not in lock.requested]
+    found += [f"{name} is locked, not asked for" for name in lock.requested if name not in request.packages]
     return found
-
-
-def changes(before: RootfsLock | None, after: RootfsLock) -> list[str]:
-    """What a new lock changes, one line for each package."""
-    old = {package.name: package for package in before.package} if before else {}
-    new = {package.name: package for package in after.package}
-    lines = [f"- {name} {package.version}" for name, package in old.items() if name not in new]
-    for name, package in new.items():
-        if name not in old:
-            lines.append(f"+ {name} {package.version}")
-        elif old[name].version != package.version:
-            lines.append(f"~ {name} {old[name].version} -> {package.version}")
-        elif old[name].sha256 != package.sha256:
-            lines.append(f"~ {name} {package.version}: another file under the same version")
-    return sorted(lines, key=lambda line: line[2:])
-
-
-def check_rootfs(repository: Path) -> list[str]:
-    """Compare the repository's deploy.lock with what rootfs.toml asks for, one line for each disagreement.
-
-    Raises:
-        DeployError: either is missing or not valid.
-    """
-    return disagreements(read_request(repository), read_rootfs_lock(repository))
 
 
 def find_mirrors(suite: str, mirror: str | None = None, security_mirror: str | None = None) -> Mirrors:
@@ -250,7 +201,7 @@ def resolve(request: RootfsRequest, mirrors: Mirrors, keyring: Path = DEBIAN_KEY
     """Let apt choose the packages for a request.
 
     Raises:
-        DeployError: as `lock_rootfs`.
+        DeployError: no apt, no keyring, a bad signature, or a package that the suite does not have.
     """
     if not shutil.which("apt-get"):
         raise DeployError(
@@ -349,12 +300,16 @@ class _Apt:
     def choose(self, wanted: Iterable[str]) -> list[tuple[str, str, str]]:
         return parse_chosen(self.run("apt-get", "install", "--yes", "--print-uris", *wanted))
 
-    def stanzas(self, chosen: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str], Deb822]:
+    def stanzas(self, chosen: Iterable[tuple[str, str, str]]) -> "dict[tuple[str, str], Deb822]":
+        from debian.deb822 import Deb822
+
         text = self.run("apt-cache", "show", *(f"{name}={version}" for name, version, _ in chosen))
         stanzas = Deb822.iter_paragraphs(text, use_apt_pkg=False)
         return {(stanza["Package"], stanza["Version"]): stanza for stanza in stanzas}
 
     def releases(self) -> list[LockedRelease]:
+        from debian.deb822 import Deb822
+
         found: list[LockedRelease] = []
         for path in self._lists.glob("*_InRelease"):
             content = path.read_bytes()

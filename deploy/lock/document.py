@@ -1,5 +1,7 @@
 """deploy.lock as a file: one TOML table for each part, each replaced on its own."""
 
+import os
+import tempfile
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +61,19 @@ def write_part(repository: Path, part: str, content: Mapping[str, Any]) -> None:
     path = repository / FILE_NAME
     document = parse(path.read_text(encoding="utf-8")) if path.exists() else {}
     document[part] = dict(content)
-    temporary = path.with_name(f".{FILE_NAME}.new")
-    temporary.write_text(render(document), encoding="utf-8")
-    temporary.replace(path)
+    replace_text(path, render(document))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file in one step: whatever happens, it has its old content or the new."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

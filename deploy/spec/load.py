@@ -29,6 +29,8 @@ class Problem:
 class SpecError(DeployError):
     """deploy.toml cannot be used; `problems` lists every mistake in the order of the file."""
 
+    exit_code = 2
+
     def __init__(self, file: FilePath, problems: list[Problem]) -> None:
         first = problems[0]
         super().__init__(f"{file}:{first.position.line}: {first.message}", first.why, first.fix)

@@ -26,10 +26,28 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    """The folder with config.json, tokenizer and safetensors shards, and the name clients ask for."""
+    """The folder with config.json, tokenizer and safetensors shards, and the name clients ask for.
+
+    `repo` and `revision` say where on a hub its files come from; both empty: from nowhere but the folder.
+    """
 
     path: Annotated[str, StringConstraints(min_length=1)] = "model"
     name: Annotated[str, StringConstraints(pattern=r"^[\w./:-]+$")] = "deepseek-v4-flash"
+    repo: Annotated[str, StringConstraints(pattern=r"^([\w.-]+/[\w.-]+)?$")] = ""
+    revision: str = ""
+
+    @model_validator(mode="after")
+    def _one_revision(self) -> Self:
+        if self.repo and not re.fullmatch(r"[0-9a-f]{40}", self.revision):
+            raise _refusal(
+                f"{self.revision!r} is not a revision",
+                "a branch or tag moves, so that two hosts could get different weights",
+                "the commit's 40 hexadecimal digits, as the hub shows them under Files",
+                "revision",
+            )
+        if self.revision and not self.repo:
+            raise _refusal("a revision without a repository", "it names no files", "set model.repo too", "revision")
+        return self
 
 
 class Role(Section):

@@ -44,6 +44,8 @@ _WORDS = [
 class NotAccepted(DeployError):
     """The stack runs, but a request did not go the way it must."""
 
+    exit_code = 4
+
 
 @dataclass(frozen=True)
 class Acceptance:

@@ -39,10 +39,12 @@ def remove_all(state: State) -> list[str]:
 def _images() -> list[str]:
     docker = DockerClient()
     images = docker.image.list(filters={"reference": f"{IMAGE_NAME}:*"})
+    tags = sorted({tag for image in images for tag in image.repo_tags if tag.startswith(f"{IMAGE_NAME}:")})
     try:
-        docker.image.remove([*images], force=True)
+        for tag in tags:
+            docker.image.remove(tag)
     except DockerException as error:
         raise DeployError(
             "the engine image cannot be removed", words(error), "docker ps --all shows who uses it"
         ) from error
-    return [f"image {tag}" for image in images for tag in image.repo_tags]
+    return [f"image {tag}" for tag in tags]

@@ -17,6 +17,8 @@ CONNECT_S, SILENCE_S = 5.0, 60.0
 class RequestFailed(DeployError):
     """The router did not answer a request as it should."""
 
+    exit_code = 4
+
 
 @dataclass(frozen=True)
 class Endpoint:

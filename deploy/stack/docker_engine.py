@@ -18,6 +18,8 @@ from deploy.host.errors import HostError
 from deploy.stack.state import State, write
 
 SYSTEMD = Path("/run/systemd/system")
+# Not on every user's PATH.
+DAEMON_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 OWN_CONFIGURATION = Path("/etc/docker/daemon.json")
 START_PATIENCE_S = 60.0
 STOP_PATIENCE_S = 60.0
@@ -78,7 +80,7 @@ def stop(state: State, say: Say) -> bool:
 
 
 def _daemon() -> str | None:
-    return shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/sbin")
+    return shutil.which("dockerd", path=":".join((os.environ.get("PATH", ""), *DAEMON_FOLDERS)))
 
 
 def _install(state: State, facts: DockerFacts, may_install: bool, say: Say) -> None:
@@ -142,8 +144,8 @@ def _start_by_hand(state: State, say: Say) -> None:
         if started.poll() is not None or time.monotonic() > deadline:
             started.terminate()
             _record(state).unlink(missing_ok=True)
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-            raise HostError("the Docker engine does not start", tail, f"less {log}")
+            last = log.read_text(errors="replace").splitlines()[-1:]
+            raise HostError("the Docker engine does not start", "".join(last), f"less {log}")
         time.sleep(0.3)
 
 

@@ -16,6 +16,8 @@ from deploy.errors import DeployError
 class LockHeld(DeployError):
     """Another controller is changing the same stack."""
 
+    exit_code = 5
+
 
 @dataclass(frozen=True)
 class State:
@@ -32,6 +34,11 @@ class State:
     def tiny_model(self) -> Path:
         """The cpu profile's generated model."""
         return self.folder / "model" / "tiny"
+
+    @property
+    def seen_models(self) -> Path:
+        """When files of models were last hashed in full, and had changed before."""
+        return self.folder / "models.json"
 
     @property
     def api_key(self) -> Path:

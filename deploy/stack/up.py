@@ -36,6 +36,8 @@ LOOK_S = 1.0
 class RoleFailed(DeployError):
     """A container died or became unhealthy while starting; `lines` are the telling ones of its log."""
 
+    exit_code = 4
+
     def __init__(self, role: str, message: str, lines: list[str], log: Path) -> None:
         super().__init__(f"{role} failed to start: {message}", "\n".join(lines) or "it logged nothing", f"less {log}")
         self.role = role

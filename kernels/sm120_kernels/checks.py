@@ -82,3 +82,9 @@ def sm_count(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a GPU; (0, 0) for the CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)

@@ -155,8 +155,10 @@ def fake_gpus() -> Iterator[list[str]]:
     directories = json.loads(docker("info", "--format", "{{json .CDISpecDirs}}") or "null")
     if not directories:
         pytest.fail('the Docker engine has CDI switched off; /etc/docker/daemon.json needs {"features": {"cdi": true}}')
-    path = Path(directories[0]) / "tests.invalid-gpu.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = next((Path(name) for name in directories if Path(name).is_dir()), Path(directories[0]))
+    path = folder / "tests.invalid-gpu.json"
+    made = not folder.is_dir()
+    folder.mkdir(parents=True, exist_ok=True)
     devices = [
         {
             "name": str(index),
@@ -173,3 +175,5 @@ def fake_gpus() -> Iterator[list[str]]:
     path.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": GPU_KIND, "devices": devices}))
     yield [f"{GPU_KIND}={index}" for index in range(8)]
     path.unlink()
+    if made:
+        folder.rmdir()

@@ -1,7 +1,9 @@
 """Real SGLang, NIXL and router in containers on a machine without GPUs, with the tiny model."""
 
+import io
 import json
 import subprocess
+import tarfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +13,16 @@ from typing import Any
 import httpx
 import pytest
 from checks import ENGINES, SERVICES, check_confinement, check_reach
-from conftest import API_KEY, READY_PATIENCE_SECONDS, Project, docker, free_port, new_project, running
+from conftest import API_KEY, READY_PATIENCE_SECONDS, ROOT, Project, docker, free_port, new_project, running
 
+from deploy.doctor.finding import Needs
+from deploy.host.probe_host import LocalMachine, probe
+from deploy.report.verb import report
+from deploy.stack.compose import Stack, running_stack
 from deploy.stack.counters import crossing, parse_counters
+from deploy.stack.state import State
 from deploy.stack.transport import bytes_sent, describe, remote_writes
+from deploy.status.live import Live
 
 FILES = ("compose.yaml", "compose.cpu.yaml")
 PROMPTS = (
@@ -25,8 +33,12 @@ PROMPTS = (
     "Übergrößenträger 日本語 🙂",
 )
 ANSWER_TOKENS = 120
-# Bytes of KV cache of one token of the tiny model: keys and values of 2 layers, 2 heads, 16 numbers of 2 bytes.
-KV_BYTES = 2 * 2 * 2 * 16 * 2
+# Bytes of KV cache of one token of the tiny model: keys and values, 2 layers, 2 heads, 16 numbers of 4 bytes.
+KV_BYTES = 2 * 2 * 2 * 16 * 4
+# Tokens that every prompt starts with and prefill may have cached: <|im_start|>, "user", a line break.
+COMMON_TOKENS = 6
+# NIXL also sends a few descriptions of the request.
+METADATA_BYTES = 8192
 NIXL_PORT = 19090
 
 
@@ -50,8 +62,8 @@ def aggregated(project: Project) -> Iterator[str]:
     environment = [word for key, value in service["environment"].items() for word in ("--env", f"{key}={value}")]
     command = [word for word in service["command"][1:] if not word.startswith("--disaggregation")]
     docker(
-        *("run", "--detach", "--name", name, "--network", f"{project.name}_front"),
-        *("--publish", f"127.0.0.1:{port}:30000", "--read-only", "--tmpfs", "/tmp:exec,mode=1777"),
+        *("run", "--detach", "--name", name, "--publish", f"127.0.0.1:{port}:30000"),
+        *("--read-only", "--tmpfs", "/tmp:exec,mode=1777"),
         *("--volume", f"{project.variables['MODEL_PATH']}:/model:ro", "--volume", "/var/cache/engine"),
         *(*environment, service["image"], "python", "-m", "engine_runtime.launch", "engine", *command),
     )
@@ -145,15 +157,17 @@ def test_prefill_computes_decode_writes_and_nixl_carries_the_cache_between_them(
     while True:
         now = counters(project)
         gained = {role: now[role] - before[role] for role in ENGINES}
-        contradictions = crossing(gained["prefill"], gained["decode"], prompt_tokens, answer_tokens)
         sent = nixl_bytes(project) - sent_before
+        contradictions = crossing(
+            gained["prefill"], gained["decode"], sent, prompt_tokens - COMMON_TOKENS, answer_tokens
+        )
         if not contradictions and sent >= prompt_tokens * KV_BYTES:
             break
         assert time.monotonic() < deadline, (contradictions, sent)
         time.sleep(0.5)
     assert now["prefill"].decoded == 0
     assert now["decode"].computed == 0
-    assert gained["prefill"].transferred == pytest.approx(prompt_tokens * KV_BYTES, rel=0.01)
+    assert sent < prompt_tokens * KV_BYTES + METADATA_BYTES
 
 
 def test_the_transport_between_two_separate_containers_is_tcp_and_named(project: Project, router: str) -> None:
@@ -235,24 +249,61 @@ def test_only_the_router_can_be_reached(project: Project) -> None:
             assert "model_path" in response.text
 
 
-@pytest.mark.parametrize("service", SERVICES)
-def test_an_idle_role_uses_at_most_five_percent_of_a_core(project: Project, service: str) -> None:
-    # Other work on the machine can only add to what is counted: the quietest of three windows counts.
-    shares = [cpu_share(project, service, seconds=10) for _ in range(3)]
-    assert min(shares) <= 0.05, shares
+@pytest.fixture
+def stack(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    monkeypatch.setenv("COMPOSE_PROJECT_NAME", project.name)
+    environment = tmp_path / "stack.env"
+    environment.write_text("".join(f"{name}={value}\n" for name, value in project.variables.items()))
+    return running_stack(ROOT, environment)
 
 
-def cpu_share(project: Project, service: str, seconds: float) -> float:
-    """CPU time of all processes of a container divided by the time that passed."""
+def test_the_live_view_follows_the_engines(stack: Stack, router: str) -> None:
+    live = Live(LocalMachine())
+    live.look(stack)
+    answer(router, PROMPTS[2])
+    views = {view.role: view for view in live.look(stack)}
+    assert set(views) == set(ENGINES)
+    for view in views.values():
+        assert view.engine and view.engine.tokens > 0 and (view.tokens_per_second or 0) > 0
 
-    def used() -> float:
-        version_1, version_2 = "/sys/fs/cgroup/cpuacct/cpuacct.usage", "/sys/fs/cgroup/cpu.stat"
-        words = project.execute(service, "sh", "-c", f"cat {version_1} 2>/dev/null || cat {version_2}").split()
-        return int(words[0]) / 1e9 if len(words) == 1 else int(words[words.index("usage_usec") + 1]) / 1e6
 
-    begun, before = time.monotonic(), used()
-    time.sleep(seconds)
-    return (used() - before) / (time.monotonic() - begun)
+def test_a_bug_report_has_the_logs_of_all_roles_and_no_key(
+    stack: Stack, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = State(tmp_path / "state")
+    state.environment.parent.mkdir(parents=True, exist_ok=True)
+    state.environment.write_text(stack.environment.read_text())
+    state.api_key.write_text(API_KEY)
+    monkeypatch.setenv("SOME_TOKEN", "a-token-of-the-shell")
+    path = report(ROOT, ROOT / "deploy.toml", state, probe(LocalMachine()), Needs(), tmp_path / "report.tar.gz")
+    with tarfile.open(path) as tar:
+        files = {Path(entry.name).name: (tar.extractfile(entry) or io.BytesIO()).read() for entry in tar.getmembers()}
+    for service in SERVICES:
+        assert len(files[f"{service}.log"].splitlines()) > 3, files["missing.txt"].decode()
+    assert b"--disaggregation-transfer-backend" in files["compose-effective.json"]
+    for secret in (API_KEY, "a-token-of-the-shell"):
+        assert not [name for name, content in files.items() if secret.encode() in content]
+
+
+def test_an_idle_role_uses_at_most_five_percent_of_a_core(project: Project) -> None:
+    # Other work on the machine only adds to what is counted: the quietest of several windows counts.
+    shares: dict[str, float] = {}
+    for _ in range(4):
+        begun, before = time.monotonic(), {service: cpu_seconds(project, service) for service in SERVICES}
+        time.sleep(10)
+        for service in SERVICES:
+            share = (cpu_seconds(project, service) - before[service]) / (time.monotonic() - begun)
+            shares[service] = min(share, shares.get(service, share))
+        if max(shares.values()) <= 0.05:
+            return
+    pytest.fail(f"share of one core: {shares}")
+
+
+def cpu_seconds(project: Project, service: str) -> float:
+    """CPU time of all processes of a container so far, from its control group (version 1 or 2)."""
+    version_1, version_2 = "/sys/fs/cgroup/cpuacct/cpuacct.usage", "/sys/fs/cgroup/cpu.stat"
+    words = project.execute(service, "sh", "-c", f"cat {version_1} 2>/dev/null || cat {version_2}").split()
+    return int(words[0]) / 1e9 if len(words) == 1 else int(words[words.index("usage_usec") + 1]) / 1e6
 
 
 def test_down_leaves_no_container_network_or_volume(project: Project, router: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import lookalike
 import pytest
@@ -433,3 +434,10 @@ def test_a_gpu_on_the_bus_that_the_driver_does_not_list_is_lost() -> None:
     assert [(finding.id, finding.seen.split()[3]) for finding in found if finding.id == "gpu.lost"] == [
         ("gpu.lost", "0000:43:00.0")
     ]
+
+
+def test_every_check_is_documented_in_its_own_words() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    rows = [line for line in document.splitlines() if line.startswith("| `") and "." in line.split("`")[1]]
+    described = {check.id: (check.function.__doc__ or "").splitlines()[0] for check in all_checks()}
+    assert rows == [f"| `{id}` | {words} |" for id, words in described.items()]

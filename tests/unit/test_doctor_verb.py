@@ -70,10 +70,13 @@ def test_the_fix_script_is_valid_shell_and_leaves_the_reboot_to_the_reader(broke
     assert "\n# sudo systemctl reboot\n" in result.output and "\nsudo systemctl reboot" not in result.output
 
 
+NO_GPU = probe(lookalike.no_gpu())
+
+
 @given(st.text(), st.text())
 def test_nothing_from_the_host_leaves_its_comment_in_the_fix_script(seen: str, fix: str) -> None:
     finding = Finding(id="a.b", group="g", severity=Severity.ERROR, seen=seen, why="w", fix=fix, commands=("true",))
-    script = to_script(probe(lookalike.no_gpu()), [finding])
+    script = to_script(NO_GPU, [finding])
     assert [line for line in script.splitlines() if line and not line.startswith("#")] == ["set -eu", "true"]
 
 
@@ -82,3 +85,17 @@ def test_commands_of_every_look_alike_are_valid_shell() -> None:
         for finding in run_checks(probe(machine), Needs()):
             for command in (*finding.commands, finding.look):
                 assert subprocess.run(["sh", "-nc", command]).returncode == 0, command
+
+
+def test_tools_that_hang_do_not_hang_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for tools of a host whose driver, Docker and disks do not answer."""
+    for tool in ("nvidia-smi", "lspci", "docker", "dmesg", "journalctl", "df", "lsblk", "timedatectl", "nvidia-ctk"):
+        (tmp_path / tool).write_text("#!/bin/sh\nexec sleep 60\n")
+        (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    started = time.monotonic()
+    result = CliRunner().invoke(app, ["doctor", "--json", "--spec", "none.toml"])
+    assert time.monotonic() - started < 3
+    document = json.loads(result.output)
+    assert {"GPUs", "filesystems", "kernel log"} <= {unseen["what"] for unseen in document["unseen"]}
+    assert "docker.answers" in {finding["id"] for finding in document["findings"]}

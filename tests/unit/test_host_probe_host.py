@@ -152,6 +152,10 @@ def test_docker_states() -> None:
     assert healthy and healthy.server == "28.3.3" and "nvidia.com/gpu=7" in healthy.cdi_devices
     refused = docker(RecordedHost().answering("docker info", "", "failed", "permission denied on the socket\n"))
     assert refused and refused.error == "permission denied on the socket"
+    beside = docker(
+        RecordedHost().answering("docker info", '{"ServerVersion": ""}', "failed", "WARNING: x\npermission denied\n")
+    )
+    assert beside and beside.error == "permission denied"
     slow = docker(RecordedHost().answering("docker info", end="slow"))
     assert slow and slow.error == "the Docker daemon did not answer in time"
     assert docker(RecordedHost()) is None

@@ -53,7 +53,7 @@ def test_every_tensor_has_the_shape_that_the_configuration_says(model: Path) -> 
     hidden, heads, kv, size = (
         config[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     )
-    assert types == {"BF16"}
+    assert types == {"F32"}
     assert shapes["lm_head.weight"] == shapes["model.embed_tokens.weight"] == (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         attention = f"model.layers.{layer}.self_attn"

@@ -68,9 +68,11 @@ def unpacked(archive: bytes) -> dict[str, str]:
         return {entry.name: (tar.extractfile(entry) or io.BytesIO()).read().decode() for entry in tar.getmembers()}
 
 
+REPORT = probe(host(EIGHT_GPUS).with_file("/proc/sys/kernel/hostname", SECRETS["host name"]))
+
+
 def redactor() -> Redactor:
-    host_report = probe(host(EIGHT_GPUS).with_file("/proc/sys/kernel/hostname", SECRETS["host name"]))
-    return Redactor(known_identities(host_report, [SECRETS["API key"]], "/home/mallory", "mallory"))
+    return Redactor(known_identities(REPORT, [SECRETS["API key"]], "/home/mallory", "mallory"))
 
 
 def archive_of(texts: dict[str, str]) -> bytes:

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from deploy.doctor.check import check
 from deploy.doctor.checks.common import find_gpu, gpu_groups, gpu_hardware, listing, named, wants_gpus
 from deploy.doctor.finding import Needs, Problem, error, note, warning
+from deploy.host.gpus import MINIMUM_DRIVER
 from deploy.host.parsers.docker import parse_version
 from deploy.host.report import HostReport
 
 GROUP = "GPUs"
-MINIMUM_DRIVER = (580,)
-"""First driver branch that runs CUDA 13 (CUDA 13.0 release notes, table of driver versions)."""
 ARCHITECTURE = "12.0"
 """Compute capability of the RTX PRO 6000 Blackwell, which the kernels of this project are compiled for."""
 XID_LINK = "https://docs.nvidia.com/deploy/xid-errors/"

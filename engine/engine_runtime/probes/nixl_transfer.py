@@ -130,6 +130,9 @@ def _register(name: str, options: argparse.Namespace, *, empty: bool) -> tuple[A
     torch: Any = importlib.import_module("torch")
     nixl: Any = importlib.import_module("nixl._api")
     device = torch.device(options.memory)
+    if device.type == "cuda":
+        # UCX takes the current device's context.
+        torch.cuda.set_device(device)
     count = options.bytes // 8
     memory = torch.zeros(count, dtype=torch.int64, device=device) if empty else _pattern(torch, count, device)
     if device.type == "cuda":

@@ -89,20 +89,19 @@ def _dequantise(group, scales, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _side_by_side(left, right, TOKENS: tl.constexpr):
-    """Two [TOKENS, 64] tiles as one [TOKENS, 128]."""
-    return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (TOKENS, 128))
+def _side_by_side(left, right, TOKENS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Two [TOKENS, COLUMNS] tiles as one of twice the columns."""
+    return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (TOKENS, 2 * COLUMNS))
 
 
 @triton.jit
 def _keys(scales, g0, g1, g2, g3, g4, g5, g6, rope, TOKENS: tl.constexpr):
-    """The tokens in bf16, as four tiles of 128 columns."""
-    return (
-        _side_by_side(_dequantise(g0, scales, 0), _dequantise(g1, scales, 1), TOKENS),
-        _side_by_side(_dequantise(g2, scales, 2), _dequantise(g3, scales, 3), TOKENS),
-        _side_by_side(_dequantise(g4, scales, 4), _dequantise(g5, scales, 5), TOKENS),
-        _side_by_side(_dequantise(g6, scales, 6), rope, TOKENS),
-    )
+    """The tokens in bf16, [TOKENS, 512]."""
+    k0 = _side_by_side(_dequantise(g0, scales, 0), _dequantise(g1, scales, 1), TOKENS, 64)
+    k1 = _side_by_side(_dequantise(g2, scales, 2), _dequantise(g3, scales, 3), TOKENS, 64)
+    k2 = _side_by_side(_dequantise(g4, scales, 4), _dequantise(g5, scales, 5), TOKENS, 64)
+    k3 = _side_by_side(_dequantise(g6, scales, 6), rope, TOKENS, 64)
+    return _side_by_side(_side_by_side(k0, k1, TOKENS, 128), _side_by_side(k2, k3, TOKENS, 128), TOKENS, 256)
 
 
 @triton.jit(do_not_specialize=["splits", "window_shift", "extra_shift"])
@@ -145,7 +144,7 @@ def _sparse_mla_decode_kernel(
     The grid is (blocks of HEADS heads, splits, rows). DIRECT, for one share, writes the result; otherwise the share's
     own softmax average goes to partial and its log-sum-exp, base 2, to partial_lse.
     """
-    if PDL:
+    if PDL and not DIRECT:
         tl.extra.cuda.gdc_launch_dependents()
     split = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
@@ -170,40 +169,29 @@ def _sparse_mla_decode_kernel(
     # Triton (3.6, 3.8) from laying out the dots for 8-bit operands, which would store the tile twice.
     slot = _token_slots(start, end, window_tiles, window_length, extra_length, window_indices, extra_indices, TOKENS)
     present = slot >= 0
-    s, g0, g1, g2, g3, g4, g5, g6, rope = _token_bytes(
+    scales, g0, g1, g2, g3, g4, g5, g6, rope = _token_bytes(
         start < window_tiles, slot, window_cache, extra_cache, window_shift, extra_shift, window_page, extra_page
     )
     slot = _token_slots(
         start + 1, end, window_tiles, window_length, extra_length, window_indices, extra_indices, TOKENS
     )
 
-    column = tl.arange(0, 128)[None, :]
-    query = q + row * q_row_stride + head[:, None] * q_head_stride + column
-    q0 = tl.load(query, mask=head_mask[:, None], other=0.0)
-    q1 = tl.load(query + 128, mask=head_mask[:, None], other=0.0)
-    q2 = tl.load(query + 256, mask=head_mask[:, None], other=0.0)
-    q3 = tl.load(query + 384, mask=head_mask[:, None], other=0.0)
-
+    column = tl.arange(0, HEAD_DIM)[None, :]
+    query = tl.load(q + row * q_row_stride + head[:, None] * q_head_stride + column, mask=head_mask[:, None], other=0.0)
     top = tl.full([HEADS], float("-inf"), tl.float32)
     weights = tl.zeros([HEADS, TOKENS], tl.float32)
-    a0 = tl.zeros([HEADS, 128], tl.float32)
-    a1 = tl.zeros([HEADS, 128], tl.float32)
-    a2 = tl.zeros([HEADS, 128], tl.float32)
-    a3 = tl.zeros([HEADS, 128], tl.float32)
-    k0, k1, k2, k3 = _keys(s, g0, g1, g2, g3, g4, g5, g6, rope, TOKENS)
+    values = tl.zeros([HEADS, HEAD_DIM], tl.float32)
+    keys = _keys(scales, g0, g1, g2, g3, g4, g5, g6, rope, TOKENS)
     for tile in tl.range(start, end, num_stages=1):
         current = present
         present = slot >= 0
-        s, g0, g1, g2, g3, g4, g5, g6, rope = _token_bytes(
+        scales, g0, g1, g2, g3, g4, g5, g6, rope = _token_bytes(
             tile + 1 < window_tiles, slot, window_cache, extra_cache, window_shift, extra_shift, window_page, extra_page
         )
         slot = _token_slots(
             tile + 2, end, window_tiles, window_length, extra_length, window_indices, extra_indices, TOKENS
         )
-        scores = dot(q0, tl.trans(k0))
-        scores = dot(q1, tl.trans(k1), scores)
-        scores = dot(q2, tl.trans(k2), scores)
-        scores = dot(q3, tl.trans(k3), scores)
+        scores = dot(query, tl.trans(keys))
         scores = tl.where(current[None, :], scores * scale_log2, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         reference = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -211,12 +199,8 @@ def _sparse_mla_decode_kernel(
         top = new_top
         p = tl.exp2(scores - reference[:, None])
         weights = weights * rescale + p
-        p = to_bf16(p)
-        a0 = dot(p, k0, a0 * rescale)
-        a1 = dot(p, k1, a1 * rescale)
-        a2 = dot(p, k2, a2 * rescale)
-        a3 = dot(p, k3, a3 * rescale)
-        k0, k1, k2, k3 = _keys(s, g0, g1, g2, g3, g4, g5, g6, rope, TOKENS)
+        values = dot(to_bf16(p), keys, values * rescale)
+        keys = _keys(scales, g0, g1, g2, g3, g4, g5, g6, rope, TOKENS)
 
     total = tl.sum(weights, 1)
     average = total
@@ -232,10 +216,7 @@ def _sparse_mla_decode_kernel(
         tl.store(partial_lse + place, top + tl.log2(total), mask=head_mask)
         written = (head_mask & (end > start))[:, None]
     factor = tl.where(total > 0, 1.0 / average, 0.0)[:, None]
-    _store(result, a0 * factor, written)
-    _store(result + 128, a1 * factor, written)
-    _store(result + 256, a2 * factor, written)
-    _store(result + 384, a3 * factor, written)
+    _store(result, values * factor, written)
 
 
 @triton.jit
