@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sm120_kernels import aot
 from sm120_kernels.ops.indexer_logits import MAX_BALANCED_UNITS, PAGE_BYTES, PROGRAMS_PER_SM, indexer_logits, plan
 from sm120_kernels.reference import indexer_logits as reference
 
@@ -115,3 +116,10 @@ def test_a_plan_covers_every_row_and_fits_the_grid(requests: int, rows: int, max
         else:
             assert chosen.programs == chosen.units * chosen.splits
             assert chosen.splits <= max_pages
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_programs_of_a_plan_are_all_resident_on_sm_120(rows: int) -> None:
+    table = [row for row in aot.read_table() if row.op == "indexer_logits" and row.shape.startswith(f"{rows} rows")]
+    assert table
+    assert min(row.blocks_per_sm for row in table) >= PROGRAMS_PER_SM[12, 0][rows]
