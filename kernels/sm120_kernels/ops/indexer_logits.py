@@ -23,6 +23,8 @@ STAGES = 5
 WARPS = 4
 # Programs a multiprocessor holds at once, by compute capability and rows a unit; 2 elsewhere.
 PROGRAMS_PER_SM = {(9, 0): {1: 4, 2: 4}, (12, 0): {1: 3, 2: 2}}
+# Register caps, by the same keys. ptxas aims at 168, for a third program that shared memory does not let in: it spills.
+REGISTERS = {(12, 0): {2: 184}}
 
 
 @triton.jit
@@ -139,6 +141,7 @@ class Plan:
             into `splits` equal parts instead (so many units that they balance by themselves).
         splits: parts of a unit in the second case.
         programs: programs of the grid.
+        registers: most registers a thread, None for the compiler's choice.
     """
 
     rows: int
@@ -146,6 +149,7 @@ class Plan:
     balanced_units: int
     splits: int
     programs: int
+    registers: int | None
 
 
 def plan(requests: int, rows_per_request: int, max_pages: int, sms: int, capability: tuple[int, int]) -> Plan:
@@ -161,10 +165,11 @@ def plan(requests: int, rows_per_request: int, max_pages: int, sms: int, capabil
     rows = min(rows_per_request, MAX_ROWS)
     units = requests * triton.cdiv(rows_per_request, rows)
     resident = sms * PROGRAMS_PER_SM.get(capability, {}).get(rows, 2)
+    registers = REGISTERS.get(capability, {}).get(rows)
     if units <= MAX_BALANCED_UNITS:
-        return Plan(rows, units, triton.next_power_of_2(units), 1, min(resident, units * (max_pages + 1)))
+        return Plan(rows, units, triton.next_power_of_2(units), 1, min(resident, units * (max_pages + 1)), registers)
     splits = max(1, min(max_pages, 4 * resident // units))
-    return Plan(rows, units, 0, splits, units * splits)
+    return Plan(rows, units, 0, splits, units * splits, registers)
 
 
 def indexer_logits(
@@ -264,6 +269,7 @@ def indexer_logits(
         DIM=HEAD_DIM,
         PAGE=PAGE_TOKENS,
         num_warps=WARPS,
+        maxnreg=chosen.registers,
     )
     return out
 
@@ -297,4 +303,5 @@ def compile_cases() -> Iterator[CompileCase]:
                 },
                 num_warps=WARPS,
                 uses_mma=True,
+                options={"maxnreg": REGISTERS[12, 0].get(rows)},
             )
