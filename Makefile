@@ -66,8 +66,12 @@ clean:  ## remove the tool environment and caches as well (after `make down`)
 # ---- tests
 
 .PHONY: test
-test: .venv/.synced  ## lint and every test: unit, kernels, Docker end to end; starts what it needs and stops it again
-	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint test-unit test-kernels test-docker
+test: .venv/.synced  ## lint, lock and every test: unit, kernels, Docker end to end; starts what it needs and stops it again
+	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint lock-check test-unit test-kernels test-docker
+
+.PHONY: lock-check
+lock-check: .venv/.synced  ## does deploy.lock agree with the repository and deploy.toml? (`deploy lock` mends it)
+	@$(DEPLOY) lock --check
 
 .PHONY: test-unit
 test-unit: .venv/.synced  ## unit tests, under a minute, no Docker

@@ -76,6 +76,10 @@ class _Steps:
         )
         row.state, row.seconds, row.done, row.total = event.state, event.seconds, event.done, event.total
         row.detail = event.detail or ("" if event.state == "finished" else row.detail)
+        if event.state == "failed" and not event.role:
+            for (name, _), part in self.rows.items():
+                if name == event.step and part.seconds is None:
+                    part.state, part.seconds = "failed", time.monotonic() - part.begun
 
     def __rich__(self) -> Table:
         table = Table.grid(padding=(0, 1))

@@ -37,6 +37,7 @@ from loadtest.stream import Connection, Limits
 
 TICK = 0.5
 LAG_TIMER = 0.01
+FAILURE_PAUSE = 0.1
 
 runners.WORKER_REPORT_INTERVAL = TICK
 log = logging.getLogger("loadtest")
@@ -130,7 +131,7 @@ def stream(
     recorder.started += 1
     recorder.in_flight += 1
     try:
-        return perform(connection, Setup.plan, request, sample, recorder.read)
+        text = perform(connection, Setup.plan, request, sample, recorder.read)
     finally:
         recorder.in_flight -= 1
         recorder.finished += sample.ok
@@ -138,6 +139,10 @@ def stream(
         recorder.queue.append(sample)
         if sample.error != "cancelled":
             fire(environment, sample)
+    if not sample.ok and scheduled is None:
+        # A closed loop would otherwise hammer a server that is down as fast as it refuses.
+        gevent.sleep(FAILURE_PAUSE)
+    return text
 
 
 def fire(environment: Environment, sample: Sample) -> None:

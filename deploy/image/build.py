@@ -32,6 +32,7 @@ CACHE_BYTES = 0.4 * GIGABYTE  # packages 106 MB, what is unpacked from them 88 M
 BUILDX_VERSION = (0, 13)  # the first with --progress=rawjson
 ENVIRONMENT_LABEL = "deepseek-v4-flash-sm120.environment"
 LAST_LINES = 30
+CANCEL_SECONDS = 30
 FREE_DISK = (
     f"free some: `docker system df` shows what Docker holds; `docker image rm {IMAGE_NAME}:TAG` and "
     "`docker builder prune` give it back"
@@ -318,6 +319,11 @@ def run_build(command: Sequence[str], progress: Callable[[BuildEvent], None]) ->
                     progress(event)
         except BaseException:
             process.terminate()
+            process.stdout.close()  # or it might wait for us to read on
+            try:
+                process.wait(CANCEL_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
             raise
     if process.returncode == 0:
         return

@@ -161,7 +161,7 @@ def update_lock(
             )
             locked = locked.model_copy(update={"model": model})
     if locked.image and ("image" in wanted or not locked.image.id):
-        image, missing = _built(locked.image)
+        image, missing = built_image(locked.image)
         if missing and "image" in wanted:
             raise DeployError("the image cannot be locked", missing.what, missing.fix)
         unresolved += [missing] if missing else []
@@ -287,7 +287,7 @@ def _model_open(spec_file: SpecFile, locked: Lock) -> list[Disagreement]:
 
 
 def _engine(root: Path, locked: Lock, sources: Sources, progress: Progress) -> EngineLock:
-    # Here and not above, as in `_built`: loading the HTTP client takes longer than `lock --check`.
+    # Here and not above, as in `built_image`: loading the HTTP client takes longer than `lock --check`.
     from deploy.lock.fetch import default_cache, fetch
 
     assert locked.rootfs
@@ -303,8 +303,12 @@ def _engine(root: Path, locked: Lock, sources: Sources, progress: Progress) -> E
     return lock_engine(file, wheel.sha256, inputs.files)
 
 
-def _built(image: ImageLock) -> tuple[ImageLock, Disagreement | None]:
-    """What the local Docker engine has built from these inputs."""
+def built_image(image: ImageLock) -> tuple[ImageLock, Disagreement | None]:
+    """Add to an image what the local Docker engine has built from its inputs.
+
+    Returns:
+        The image with its id and layers; or as it was, and why.
+    """
     from python_on_whales import DockerClient
 
     from deploy.image.build import find_image

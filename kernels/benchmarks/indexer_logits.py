@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sm120_kernels.ops.indexer_logits import HEAD_DIM, HEADS, PAGE_BYTES, PAGE_TOKENS, indexer_logits
+from sm120_kernels.ops.indexer_logits import HEAD_DIM, HEADS, PAGE_TOKENS, indexer_logits
+from sm120_kernels.reference.indexer_logits import random_cache
 
 from benchmarks import timing, upstream
 
@@ -31,16 +32,6 @@ def inputs(requests: int, rows: int, lengths: Sequence[int], seed: int = 0) -> d
     device = generator.device
     pages_of = [-(-max(lengths[i * rows : (i + 1) * rows]) // PAGE_TOKENS) for i in range(requests)]
     pages, columns = sum(pages_of), max(pages_of)
-    cache = torch.empty(pages, PAGE_BYTES, dtype=torch.uint8, device=device)
-    keys = PAGE_TOKENS * HEAD_DIM
-    step = 65536
-    for at in range(0, pages, step):
-        part = cache[at : at + step]
-        values = torch.randn(len(part), keys, generator=generator, device=device)
-        part[:, :keys] = values.to(torch.float8_e4m3fn).view(torch.uint8)
-        part[:, keys:] = (torch.rand(len(part), PAGE_TOKENS, generator=generator, device=device) + 0.1).view(
-            torch.uint8
-        )
     order = torch.randperm(pages, generator=generator, device=device).to(torch.int32)
     table = torch.zeros(requests, columns, dtype=torch.int32, device=device)
     at = 0
@@ -50,7 +41,7 @@ def inputs(requests: int, rows: int, lengths: Sequence[int], seed: int = 0) -> d
     q = torch.randn(requests, rows, HEADS, HEAD_DIM, generator=generator, device=device)
     return {
         "q": q.to(torch.float8_e4m3fn),
-        "cache": cache,
+        "cache": random_cache(pages, generator),
         "weights": torch.randn(requests * rows, HEADS, generator=generator, device=device),
         "lengths": torch.tensor(lengths, dtype=torch.int32, device=device),
         "page_table": table,

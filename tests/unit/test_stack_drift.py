@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,7 @@ ID = f"sha256:{'1' * 64}"
 
 def prefill(**changes: Any) -> Observed:
     inside = Inside(files=FILES, report={**REPORT, **DISAGGREGATION}, hooks=["sglang.x:f"])
-    return Observed(
-        **{"role": "prefill", "image": ID, "started": PREFILL, "model": Path("/m"), "inside": inside, **changes}
-    )
+    return replace(Observed("prefill", ID, PREFILL, Path("/m"), inside), **changes)
 
 
 def inside(**changes: Any) -> Observed:

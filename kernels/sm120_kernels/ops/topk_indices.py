@@ -211,38 +211,11 @@ def _load_scores(scores_ptr, first, length, width, BLOCK: tl.constexpr, COLUMNS:
 
 
 @triton.jit
-def _maxima_kernel(
-    scores_ptr,
-    lengths_ptr,
-    maxima_ptr,
-    rows,
-    width,
-    scores_stride,
-    TOPK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """A program leaves the column maxima of one chunk of one row, for `_bound` to read in the next launch."""
-    row = (tl.program_id(0) % rows).to(tl.int64)
-    chunk = tl.program_id(0) // rows
-    length = tl.minimum(tl.load(lengths_ptr + row), width)
-    if (length > TOPK) & (chunk * BLOCK < length):
-        keys = _load_scores(scores_ptr + row * scores_stride, chunk * BLOCK, length, width, BLOCK, COLUMNS)
-        maxima = keys[0]
-        for r in tl.static_range(1, len(keys)):
-            maxima = tl.maximum(maxima, keys[r])
-        tl.store(maxima_ptr + (row * CHUNKS + chunk) * COLUMNS + tl.arange(0, COLUMNS), maxima)
-
-
-@triton.jit
 def _prune_kernel(
     scores_ptr,
     lengths_ptr,
-    maxima_ptr,
     keys_ptr,
     indices_ptr,
-    bounds_ptr,
     rows,
     width,
     scores_stride,
@@ -252,26 +225,14 @@ def _prune_kernel(
     LIMIT: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
-    SHARED: tl.constexpr,
 ):
-    """A program leaves the candidates of one chunk of one row. Chunks come first: short rows end the grid early.
-
-    With SHARED they are held against a bound of the whole row, found from the maxima of all its chunks and left for
-    the next launch; else each chunk finds its own.
-    """
+    """A program leaves the candidates of one chunk of one row. Chunks come first: short rows end the grid early."""
     row = (tl.program_id(0) % rows).to(tl.int64)
     chunk = tl.program_id(0) // rows
     length = tl.minimum(tl.load(lengths_ptr + row), width)
     if (length > TOPK) & (chunk * BLOCK < length):
         keys = _load_scores(scores_ptr + row * scores_stride, chunk * BLOCK, length, width, BLOCK, COLUMNS)
-        if SHARED:
-            maxima = _load_keys(maxima_ptr + row * CHUNKS * COLUMNS, tl.cdiv(length, BLOCK), CHUNKS, COLUMNS)
-            low, high = _bound(maxima, TOPK, GROUPS)
-            if chunk == 0:
-                tl.store(bounds_ptr + row * LIMIT, low)
-                tl.store(bounds_ptr + row * LIMIT + 1, high)
-        else:
-            low, high = _bound(keys, TOPK, GROUPS)
+        low, high = _bound(keys, TOPK, GROUPS)
         slots = (row * CHUNKS + chunk) * LIMIT
         _prune(keys, low, high, chunk * BLOCK, keys_ptr + slots, indices_ptr + slots, TOPK, LIMIT)
 
@@ -307,7 +268,6 @@ def _select_kernel(
     LIMIT: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
-    SHARED: tl.constexpr,
     PAGE: tl.constexpr,
     RAW: tl.constexpr,
 ):
@@ -328,11 +288,7 @@ def _select_kernel(
         else:
             used = tl.cdiv(length, BLOCK) * (LIMIT // COLUMNS)
             keys = _load_keys(keys_ptr + candidates, used, CHUNKS * LIMIT // COLUMNS, COLUMNS)
-        if SHARED:
-            low = tl.load(final_indices)
-            high = tl.load(final_indices + 1)
-        else:
-            low, high = _bound(keys, TOPK, GROUPS)
+        low, high = _bound(keys, TOPK, GROUPS)
         low, high, count = _prune(keys, low, high, 0, final_keys, final_indices, TOPK, LIMIT)
         tl.debug_barrier()
         _finish(
@@ -362,14 +318,12 @@ class Plan:
         chunks: programs a row, a power of two; above 1 another launch merges their candidates.
         warps: warps a program.
         merge_warps: warps of a program of the last launch.
-        shared: find one bound for all chunks of a row in a launch of its own, instead of one in each chunk.
     """
 
     block: int
     chunks: int
     warps: int
     merge_warps: int = 0
-    shared: bool = False
 
 
 def plan(width: int) -> Plan:
@@ -377,14 +331,8 @@ def plan(width: int) -> Plan:
     if width <= 8192:
         block = max(1024, triton.next_power_of_2(width))
         return Plan(block, 1, max(4, block // 512))
-    block = 8192 if width <= 65536 else 16384
-    chunks = triton.next_power_of_2(triton.cdiv(width, block))
-    return Plan(block, chunks, block // 512, max(4, 2 * chunks), shared=width > 65536)
-
-
-def maxima_constants(chosen: Plan) -> dict[str, Any]:
-    """Constexprs of the launch that finds the maxima."""
-    return {"TOPK": TOPK, "BLOCK": chosen.block, "CHUNKS": chosen.chunks, "COLUMNS": 32 * chosen.warps}
+    chunks = triton.next_power_of_2(triton.cdiv(width, 8192))
+    return Plan(8192, chunks, 16, max(4, min(32, 2 * chunks)))
 
 
 def prune_constants(chosen: Plan) -> dict[str, Any]:
@@ -396,7 +344,6 @@ def prune_constants(chosen: Plan) -> dict[str, Any]:
         "LIMIT": LIMIT,
         "COLUMNS": 32 * chosen.warps,
         "GROUPS": GROUPS,
-        "SHARED": chosen.shared,
     }
 
 
@@ -409,7 +356,6 @@ def select_constants(chosen: Plan, raw: bool) -> dict[str, Any]:
         "LIMIT": LIMIT,
         "COLUMNS": 32 * (chosen.merge_warps or chosen.warps),
         "GROUPS": GROUPS,
-        "SHARED": chosen.shared,
         "PAGE": PAGE_TOKENS,
         "RAW": raw,
     }
@@ -428,16 +374,14 @@ class Workspace:
 
     @staticmethod
     def allocate(rows: int, width: int, device: torch.device | str) -> Workspace:
-        """A workspace for calls of up to `rows` rows and `width` scores: 8 KiB a row and up to 16 KiB a chunk."""
+        """A workspace for calls of up to `rows` rows and `width` scores: 8 KiB a row and 8 KiB a chunk."""
         slots = rows * _slots_per_row(plan(width))
         return Workspace(*(torch.empty(slots, dtype=torch.int32, device=device) for _ in range(2)))
 
 
 def _slots_per_row(chosen: Plan) -> int:
-    """The final candidates' slots, then each chunk's, then each chunk's maxima."""
-    if chosen.chunks == 1:
-        return LIMIT
-    return LIMIT + chosen.chunks * (LIMIT + chosen.shared * 32 * chosen.warps)
+    """The final candidates' slots, then each chunk's."""
+    return LIMIT * (1 if chosen.chunks == 1 else 1 + chosen.chunks)
 
 
 def topk_indices(
@@ -457,8 +401,7 @@ def topk_indices(
     taken, and the order in a row, follow from the row's own scores and length alone: the same in every run and batch.
     Slot of token t: page_table[request, t // 64] * 64 + t % 64. Unused places hold -1.
 
-    One launch for width up to 8192: a program a row. Up to 65536 two, with a program a chunk of a row before; beyond,
-    three.
+    One launch for width up to 8192: a program a row. Beyond, two, with a program a chunk of a row before.
 
     Args:
         scores: float32 [rows, width], rows contiguous; width up to 262144. Columns at or past the length are not
@@ -514,19 +457,14 @@ def topk_indices(
     keys, indices = workspace.keys, workspace.indices
     chunk_keys, chunk_indices = keys[rows * LIMIT :], indices[rows * LIMIT :]
     if chosen.chunks > 1:
-        grid = (rows * chosen.chunks,)
-        maxima = keys[rows * LIMIT * (1 + chosen.chunks) :] if chosen.shared else keys
-        sizes = (rows, seen, scores.stride(0))
-        if chosen.shared:
-            _maxima_kernel[grid](scores, lengths, maxima, *sizes, **maxima_constants(chosen), num_warps=chosen.warps)
-        _prune_kernel[grid](
+        _prune_kernel[(rows * chosen.chunks,)](
             scores,
             lengths,
-            maxima,
             chunk_keys,
             chunk_indices,
-            indices,
-            *sizes,
+            rows,
+            seen,
+            scores.stride(0),
             **prune_constants(chosen),
             num_warps=chosen.warps,
         )
@@ -555,7 +493,7 @@ def compile_cases() -> Iterator[CompileCase]:
     arguments = {
         "scores_ptr": "*fp32:16",
         **dict.fromkeys(("lengths_ptr", "table_ptr", "out_ptr", "raw_ptr", "keys_ptr", "indices_ptr"), "*i32:16"),
-        **dict.fromkeys(("final_keys_ptr", "final_indices_ptr", "maxima_ptr", "bounds_ptr"), "*i32:16"),
+        **dict.fromkeys(("final_keys_ptr", "final_indices_ptr"), "*i32:16"),
         **dict.fromkeys(("rows", "rows_per_request"), "i32"),
         **dict.fromkeys(("width", "scores_stride", "table_stride"), "i32:16"),
     }
@@ -575,8 +513,6 @@ def compile_cases() -> Iterator[CompileCase]:
     ):
         chosen = plan(width)
         label = f"width {width}" + (", raw positions" if raw else "")
-        if chosen.shared:
-            yield case(_maxima_kernel, f"{label}, maxima", maxima_constants(chosen), chosen.warps)
         if chosen.chunks > 1:
             yield case(_prune_kernel, f"{label}, chunks", prune_constants(chosen), chosen.warps)
         yield case(_select_kernel, label, select_constants(chosen, raw), chosen.merge_warps or chosen.warps)

@@ -7,6 +7,20 @@ import torch
 from sm120_kernels.ops.indexer_logits import HEAD_DIM, PAGE_BYTES, PAGE_TOKENS
 
 
+def random_cache(pages: int, generator: torch.Generator) -> torch.Tensor:
+    """A cache [pages, 8448] uint8: normally distributed keys, scales 0.1 to 1.1; on the generator's device."""
+    device = generator.device
+    cache = torch.empty(pages, PAGE_BYTES, dtype=torch.uint8, device=device)
+    split = PAGE_TOKENS * HEAD_DIM
+    for part in cache.split(65536):
+        keys = torch.randn(len(part), split, generator=generator, device=device)
+        part[:, :split] = keys.to(torch.float8_e4m3fn).view(torch.uint8)
+        part[:, split:] = (torch.rand(len(part), PAGE_TOKENS, generator=generator, device=device) + 0.1).view(
+            torch.uint8
+        )
+    return cache
+
+
 def unpack_cache(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys [pages, 64, 128] and their scales [pages, 64] of every page, float64.
 
