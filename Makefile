@@ -66,16 +66,21 @@ clean:  ## remove the tool environment and caches as well (after `make down`)
 # ---- tests
 
 .PHONY: test
-test: .venv/.synced  ## lint, lock and every test: unit, kernels, Docker end to end; starts what it needs and stops it again
-	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint lock-check test-unit test-kernels test-docker
+test: .venv/.synced /usr/bin/patch  ## lint, lock and every test: unit, kernels, Docker end to end; starts what it needs and stops it again
+	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint lock-check test-unit test-kernels test-docker SELECT=
 
 .PHONY: lock-check
 lock-check: .venv/.synced  ## does deploy.lock agree with the repository and deploy.toml? (`deploy lock` mends it)
 	@$(DEPLOY) lock --check
 
+# Some tests need the program `patch`, which the image brings for itself.
+/usr/bin/patch:
+	apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends patch >/dev/null
+
+SELECT ?= -m "not slow"
 .PHONY: test-unit
-test-unit: .venv/.synced  ## unit tests, under a minute, no Docker
-	.venv/bin/pytest --numprocesses auto tests/unit
+test-unit: .venv/.synced  ## the quick unit tests, under a minute, no Docker
+	.venv/bin/pytest --numprocesses auto $(SELECT) tests/unit
 
 .PHONY: test-docker
 test-docker: .venv/.synced  ## the real stack in containers

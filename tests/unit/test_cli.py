@@ -91,12 +91,14 @@ def test_every_verb_has_help_with_examples() -> None:
         assert "Examples:" in runner.invoke(app, [verb, "--help"]).output
 
 
+@pytest.mark.slow
 def test_an_unknown_verb_or_option_is_a_usage_error(machine: Machine) -> None:
     assert machine.run("nope").returncode == 2
     assert machine.run("up", "--nope").returncode == 2
     assert machine.run("up", "--profile", "gpu").returncode == 2
 
 
+@pytest.mark.slow
 def test_without_docker_every_verb_says_how_to_get_it(machine: Machine) -> None:
     for verb in (["up", "--profile", "cpu"], ["status"], ["chat", "hi"]):
         refused(machine.run(*verb), 3, "Docker is not installed", "make docker")

@@ -18,6 +18,8 @@ from deploy.report.archive import known_identities
 from deploy.report.redact import Redactor
 from deploy.spec.model import Spec
 
+pytestmark = pytest.mark.slow
+
 # JSON has no infinity, and a report refuses it.
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
 

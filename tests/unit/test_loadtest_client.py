@@ -154,6 +154,7 @@ def assert_exact(found: Comparison) -> None:
     assert close(metrics.itl.mean * metrics.itl.count / len(pairs), float(true_gaps.sum()) / len(pairs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "endpoint"),
     [

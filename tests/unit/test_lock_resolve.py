@@ -21,7 +21,7 @@ from tests.unit.locks import layer
 
 REPOSITORY = Path(__file__).parents[2]
 needs_compose = pytest.mark.skipif(not shutil.which("docker"), reason="there is no docker compose")
-pytestmark = needs_compose
+pytestmark = [needs_compose, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
