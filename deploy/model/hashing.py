@@ -74,8 +74,9 @@ def hash_files(paths: Iterable[Path], progress: Progress = _quiet, workers: int 
         return digest.hexdigest()
 
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        waiting = {pool.submit(one, path): path for path in sorted(sizes, key=lambda path: -sizes[path])}
+        # All that follows the first submit: an interruption in between would wait for the largest file.
         try:
+            waiting = {pool.submit(one, path): path for path in sorted(sizes, key=lambda path: -sizes[path])}
             return {waiting[future]: future.result() for future in as_completed(waiting)}
         except BaseException:
             stop.set()
