@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,29 @@ def test_without_any_variable_prefill_gets_gpus_0_to_3_and_decode_4_to_7() -> No
         devices = config["services"][service].get("deploy", {}).get("resources", {}).get("reservations", {})
         names = [name for device in devices.get("devices", []) for name in device["device_ids"]]
         assert names == [f"nvidia.com/gpu={index}" for index in expected]
+
+
+def test_every_argument_of_the_gpu_host_is_one_that_the_locked_sglang_knows(image: str) -> None:
+    files = ("compose.yaml", "compose.p2p.yaml")
+    services = Project("dsv4", new_project(*files).files, {}).config()["services"]
+    script = (
+        "import json, sys\n"
+        "from engine_runtime.launch import arguments\n"
+        "from sglang.srt.server_args import prepare_server_args\n"
+        "for service in json.load(sys.stdin):\n"
+        "    args = prepare_server_args(arguments(service['command'], service['environment'])[1])\n"
+        "    print(args.disaggregation_mode, args.base_gpu_id, *args.numa_node)\n"
+    )
+    done = subprocess.run(
+        ["docker", "run", "--rm", "--interactive", "--network=none", "--env=SGLANG_USE_CPU_ENGINE=1"]
+        + ["--env=PYTHONPATH=/opt/cpu_standins", image, "python", "-c", script],
+        input=json.dumps([services[engine] for engine in ENGINES]),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-2:] == ["prefill 0 0 0 0 0 1 1 1 1", "decode 4 0 0 0 0 1 1 1 1"]
 
 
 @pytest.mark.parametrize("service", SERVICES)
