@@ -1,36 +1,115 @@
+# The commands of this repository; `make` lists them. Everything they need comes from PyPI and the machine's own apt.
 .DEFAULT_GOAL := help
+PYTHON ?= python3
 UV := .tools/bin/uv
+DEPLOY := .venv/bin/deploy
+QUESTION ?= What carries the key value cache from prefill to decode?
 
 .PHONY: help
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
+# ---- the tool environment
+
+# Debian and Ubuntu ship Python without the part that `venv` needs.
 $(UV): requirements-uv.txt
-	python3 -m venv .tools
-	.tools/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-uv.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+	  echo "Python has no venv: installing python3-venv with apt-get"; \
+	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends python3-venv >/dev/null || { \
+	    echo "error: cannot install python3-venv; as root: apt-get install python3-venv" >&2; exit 1; }; }
+	@echo "making the tool environment"
+	@$(PYTHON) -m venv .tools
+	@.tools/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-uv.txt
 	@touch $@
 
 .venv/.synced: $(UV) pyproject.toml uv.lock
-	$(UV) sync --frozen --quiet
+	@$(UV) sync --frozen --quiet --python $(PYTHON)
 	@touch $@
 
+# ---- run
+
+.PHONY: demo
+demo: .venv/.synced  ## prefill + decode + router on this machine without GPUs: one question, a short load test
+	@$(DEPLOY) docker start
+	@# 3: it found errors; `up` refuses what it cannot do and says the same.
+	@$(DEPLOY) doctor --profile cpu --limit 10 || [ $$? = 3 ]
+	@$(DEPLOY) up --profile cpu
+	@printf '\n> %s\n' '$(QUESTION)'
+	@$(DEPLOY) chat --max-tokens 64 '$(QUESTION)'
+	@printf '\n'
+	@# 3: a window that is not valid says so itself, for example on a machine that is busy with other work.
+	@$(DEPLOY) bench --url "$$($(DEPLOY) status --url)" -c 16 --duration 10 || [ $$? = 3 ]
+	@printf '\nIt stays up: deploy is $(DEPLOY), `make down` removes it all.\n'
+
+.PHONY: docker
+docker: .venv/.synced  ## install and start a Docker engine if none answers (INSTALL_DOCKER=no refuses)
+	@$(DEPLOY) docker start
+
+.PHONY: up
+up: .venv/.synced  ## bring up what deploy.toml says
+	@$(DEPLOY) up
+
+.PHONY: build
+build: .venv/.synced  ## build the engine image
+	@$(DEPLOY) build
+
+.PHONY: down
+down: .venv/.synced  ## remove containers, networks, volumes, image, generated model; stop Docker if started from here
+	@$(DEPLOY) down --all
+	@$(DEPLOY) docker stop
+
+.PHONY: clean
+clean:  ## remove the tool environment and caches as well (after `make down`)
+	rm -rf .venv .tools .cache .state .pytest_cache .ruff_cache .hypothesis
+
+# ---- tests
+
+.PHONY: test
+test: .venv/.synced /usr/bin/patch  ## lint, lock and every test: unit, kernels, Docker end to end; starts what it needs and stops it again
+	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint lock-check test-unit test-kernels test-docker SELECT=
+
+.PHONY: lock-check
+lock-check: .venv/.synced  ## does deploy.lock agree with the repository and deploy.toml? (`deploy lock` mends it)
+	@$(DEPLOY) lock --check
+
+# Some tests need the program `patch`, which the image brings for itself.
+/usr/bin/patch:
+	apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends patch >/dev/null
+
+SELECT ?= -m "not slow"
 .PHONY: test-unit
-test-unit: .venv/.synced  ## unit tests, under a minute, no Docker
-	.venv/bin/pytest tests/unit
+test-unit: .venv/.synced  ## the quick unit tests, under a minute, no Docker
+	.venv/bin/pytest --numprocesses auto $(SELECT) tests/unit
+
+.PHONY: test-docker
+test-docker: .venv/.synced  ## the real stack in containers
+	$(DEPLOY) build
+	.venv/bin/pytest tests/docker
+
+# Against the engine's own torch and Triton: in the image, without network and GPU.
+.cache/test-packages/.synced: $(UV) uv.lock
+	@$(UV) export --quiet --frozen --only-group test --no-emit-workspace --output-file .cache/test-packages.txt
+	@$(UV) pip install --quiet --require-hashes --no-deps --python-version 3.11 --target .cache/test-packages --requirements .cache/test-packages.txt
+	@touch $@
+
+.PHONY: test-kernels
+test-kernels: .venv/.synced .cache/test-packages/.synced  ## kernel tests in Triton's interpreter and the sm_120 compiler, in the image
+	image=$$($(DEPLOY) build | cut -d' ' -f1) && docker run --rm --network none --cap-drop ALL --user "$$(id -u):$$(id -g)" \
+	  --tmpfs /tmp:exec --volume "$(CURDIR)":/src:ro --workdir /src --env HOME=/tmp --env TRITON_CACHE_DIR=/tmp/triton \
+	  --env HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis --env PYTHONDONTWRITEBYTECODE=1 \
+	  --env PYTHONPATH=/src/kernels:/src/.cache/test-packages --entrypoint python "$$image" \
+	  -m pytest -p no:cacheprovider tests/kernels
+
+# There the GPU's own driver and torch count, so not in the image: any Python with torch, triton, pytest and hypothesis.
+GPU_PYTHON ?= python3
+
+.PHONY: test-gpu
+test-gpu:  ## kernel tests at real shapes; needs an NVIDIA GPU
+	PYTHONPATH=kernels:$$PYTHONPATH $(GPU_PYTHON) -m pytest tests/gpu
 
 .PHONY: lint
 lint: .venv/.synced  ## format, lint and types
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/pyright
-
-# A Python that has torch, triton, pytest and hypothesis; the engine's locked environment, in the image.
-KERNEL_PYTHON ?= python3
-
-.PHONY: test-kernels
-test-kernels:  ## kernel tests in Triton's interpreter, and the sm_120 compile table; no GPU
-	PYTHONPATH=kernels:$$PYTHONPATH $(KERNEL_PYTHON) -m pytest tests/kernels
-
-.PHONY: test-gpu
-test-gpu:  ## kernel tests at real shapes; needs an NVIDIA GPU
-	PYTHONPATH=kernels:$$PYTHONPATH $(KERNEL_PYTHON) -m pytest tests/gpu

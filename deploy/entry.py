@@ -1,0 +1,60 @@
+"""The program `deploy`: loads no more than its verb needs, and makes of every failure a message and an exit code.
+
+All verbs together take over a second to load; those about the lock, which are called from hooks and CI, need not wait
+for the others.
+"""
+
+import signal
+import sys
+
+import typer
+from rich.console import Console
+
+from deploy import render
+from deploy.errors import DeployError
+
+LOCK_VERBS = ("lock", "diff", "verify")
+FAILED, INTERRUPTED = 1, 130
+
+
+def main() -> None:
+    """Run the command line."""
+    if sys.argv[1:2] and sys.argv[1] in LOCK_VERBS:
+        from deploy.lock_verbs import app
+    else:
+        from deploy.cli import app
+    run(app)
+
+
+def run(app: typer.Typer) -> None:
+    """Run verbs; whatever a person can mend becomes a message and an exit code, never a traceback."""
+    err = Console(stderr=True, highlight=False)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        app()
+    except DeployError as error:
+        render.error(err, error)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        render.error(err, DeployError(f"{error.filename or 'a file'}: {error.strerror or error}", "", ""))
+        sys.exit(FAILED)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            err.print("interrupted")
+        raise
+    except Exception as error:
+        # Asked for only now: it costs every start a good part of a second.
+        from python_on_whales.exceptions import DockerException
+
+        from deploy.stack.compose import words
+
+        if not isinstance(error, DockerException):
+            raise
+        render.error(err, DeployError("Docker refused a command", words(error), "docker info"))
+        sys.exit(FAILED)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does: with its clean-up."""
+    raise KeyboardInterrupt

@@ -1,0 +1,108 @@
+"""The demands on the host's Docker."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.host.errors import HostError
+from deploy.host.parsers.docker import parse_docker_info, parse_version
+
+# First engine with CDI devices and with start_interval in health checks; first Compose with !override and !reset.
+MINIMUM_ENGINE = (25, 0)
+MINIMUM_COMPOSE = (2, 24, 4)
+INSTALL = "make docker"
+
+
+@dataclass(frozen=True)
+class DockerFacts:
+    """Docker as seen by its client.
+
+    Attributes:
+        client: the client's version, None if there is no client.
+        server: the engine's version, None if none answers.
+        failure: the client's own words when no engine answers.
+        compose: version of the compose plug-in, None if it is missing.
+        buildx: version of the buildx plug-in, None if it is missing.
+        root: the engine's data folder.
+        cdi_folders: folders with CDI specs; empty if the engine has CDI switched off.
+    """
+
+    client: str | None = None
+    server: str | None = None
+    failure: str = ""
+    compose: str | None = None
+    buildx: str | None = None
+    root: Path | None = None
+    cdi_folders: tuple[Path, ...] = ()
+
+
+def parse_info(stdout: str, stderr: str = "") -> DockerFacts:
+    """Read the output of `docker info --format '{{json .}}'`; garbage reads as an engine that does not answer."""
+    seen = parse_docker_info(stdout)
+    return DockerFacts(
+        client=seen.client or "unknown",
+        server=seen.server,
+        failure=stderr.strip() or seen.error or "",
+        compose=seen.plugins.get("compose"),
+        buildx=seen.plugins.get("buildx"),
+        root=Path(seen.root) if seen.root else None,
+        cdi_folders=tuple(map(Path, seen.cdi_spec_dirs)),
+    )
+
+
+def require_docker(facts: DockerFacts, *, cdi: bool) -> None:
+    """Check that this Docker can run the compose files.
+
+    Args:
+        cdi: the stack asks for GPUs through CDI.
+
+    Raises:
+        HostError: with the command that mends it.
+    """
+    if facts.client is None:
+        raise HostError("Docker is not installed", "there is no `docker` command on the PATH", INSTALL)
+    if facts.server is None:
+        raise HostError("no Docker engine answers", facts.failure or "the engine is not running", INSTALL)
+    if parse_version(facts.server) < MINIMUM_ENGINE:
+        raise HostError(
+            f"Docker engine {facts.server} is too old",
+            f"GPUs by CDI and health checks with a start interval need {_dotted(MINIMUM_ENGINE)} or newer",
+            "upgrade the engine (https://docs.docker.com/engine/install); deploy never replaces one that is there",
+        )
+    if facts.compose is None or parse_version(facts.compose) < MINIMUM_COMPOSE:
+        raise HostError(
+            f"docker compose {facts.compose or ''} is too old".replace("  is too old", " is missing"),
+            f"the compose files need {_dotted(MINIMUM_COMPOSE)} or newer",
+            "install the compose plug-in (docker-compose-plugin, docker-compose-v2 or docker-compose)",
+        )
+    if cdi and not facts.cdi_folders:
+        raise HostError(
+            f"CDI is switched off in Docker engine {facts.server}",
+            "the containers get their GPUs as CDI devices",
+            'put {"features": {"cdi": true}} into /etc/docker/daemon.json and restart the engine',
+        )
+
+
+def require_gpus(wanted: list[str], present: set[str], folders: tuple[Path, ...]) -> None:
+    """Check that every wanted CDI device exists.
+
+    Raises:
+        HostError: names the unknown devices and lists those that exist.
+    """
+    unknown = [device for device in wanted if device not in present]
+    if unknown:
+        places = " and ".join(map(str, folders))
+        raise HostError(
+            f"this host has no {', '.join(unknown)}",
+            f"the CDI specs in {places} name {', '.join(sorted(present, key=_natural)) or 'no device'}",
+            "choose from these in deploy.toml, or write the specs anew: "
+            "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        )
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

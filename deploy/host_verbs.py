@@ -1,0 +1,192 @@
+"""The verbs that look at the host: `doctor`, `init`, `report`. `cli.py` mounts them."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from deploy.doctor.checks.common import find_gpu, wants_gpus
+from deploy.doctor.finding import Needs, Severity, needs_of
+from deploy.doctor.render import to_json, to_script, to_text
+from deploy.doctor.run import all_checks, run_checks
+from deploy.errors import DeployError
+from deploy.host.errors import HostError
+from deploy.host.probe_active import CONTAINER_SECONDS, ActiveProbe, has_image
+from deploy.host.probe_host import LIMIT_SECONDS, LocalMachine, probe
+from deploy.host.report import ActiveTests, HostReport, UnreadableReport
+from deploy.host.report import load as load_report
+from deploy.host.report import save as save_report
+from deploy.image.build import IMAGE_BYTES
+from deploy.image.inputs import image_tag
+from deploy.init.verb import init
+from deploy.report.verb import report
+from deploy.spec.load import load
+from deploy.stack.state import State
+
+ROOT = Path(__file__).resolve().parents[1]
+SPEC, STATE = ROOT / "deploy.toml", ROOT / ".state"
+ERRORS_FOUND = 3
+
+
+class ProfileName(StrEnum):
+    pd = "pd"
+    cpu = "cpu"
+
+
+app = typer.Typer()
+err = Console(stderr=True, highlight=False)
+
+SpecOption = Annotated[
+    Path, typer.Option("--spec", envvar="DEPLOY_SPEC", help="The spec to follow.", show_default="deploy.toml")
+]
+StateOption = Annotated[
+    Path,
+    typer.Option("--state", envvar="DEPLOY_STATE", help="Folder of the running stack's files.", show_default=".state"),
+]
+ProfileOption = Annotated[ProfileName | None, typer.Option("--profile", help="Instead of the profile in the spec.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SavedOption = Annotated[
+    Path | None, typer.Option("--host-report", metavar="FILE", help="A saved report instead of this host.")
+]
+LimitOption = Annotated[
+    float, typer.Option("--limit", min=0.1, max=600, help="Seconds that each look at the host may take.")
+]
+
+
+def examples(*lines: str) -> str:
+    """An epilog that keeps its line breaks."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+@app.command(
+    "doctor",
+    epilog=examples(
+        "deploy doctor                          what is wrong here, in at most 3 seconds",
+        "sudo deploy doctor                     also what only root sees: ACS, the kernel log",
+        "deploy doctor --probe                  also try GPUs, all-reduce and KV transfer for real (minutes)",
+        "deploy doctor --json | jq .findings    for programs",
+        "deploy doctor --fix-script > fix.sh    every command that mends something; read it, then run it",
+        "deploy doctor --save host.json         keep what was seen ...",
+        "deploy doctor --host-report host.json  ... and look at it on another machine",
+    )
+    + "\n\n\b\nExit code 3 if an error is among the findings, 0 if none is.",
+)
+def doctor_verb(
+    spec: SpecOption = SPEC,
+    profile: ProfileOption = None,
+    active: Annotated[bool, typer.Option("--probe", help="Run active tests in the engine's image.")] = False,
+    as_json: JsonOption = False,
+    fix_script: Annotated[bool, typer.Option("--fix-script", help="Print a shell script of all fixes.")] = False,
+    saved: SavedOption = None,
+    save_to: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the host report.")] = None,
+    limit: LimitOption = LIMIT_SECONDS,
+) -> None:
+    """Find out what is wrong with this host, why it matters and which command mends it. Changes nothing."""
+    if active and saved:
+        raise typer.BadParameter("a saved report cannot be tested; it keeps the results of its own --probe")
+    needs = _needs(spec, profile)
+    seen = _host(saved, limit, needs)
+    if not saved:
+        needs = _with_image(needs, seen, limit)
+    if active:
+        seen = seen.model_copy(update={"active": _active(seen, needs)})
+    if save_to:
+        save_report(seen, save_to)
+    findings, checks = run_checks(seen, needs), len(all_checks())
+    if as_json:
+        typer.echo(to_json(seen, findings, checks))
+    elif fix_script:
+        typer.echo(to_script(seen, findings))
+    else:
+        Console(highlight=False).print(to_text(seen, findings, checks))
+    raise typer.Exit(ERRORS_FOUND if any(finding.severity == Severity.ERROR for finding in findings) else 0)
+
+
+@app.command(
+    "init",
+    epilog=examples(
+        "deploy init                            show the layout, ask, write deploy.toml",
+        "deploy init --dry-run                  only show it",
+        "deploy init --env-file .env            also the variables for `docker compose up` by hand",
+        "deploy init --host-report host.json --spec host.toml   for another machine",
+    ),
+)
+def init_verb(
+    spec: SpecOption = SPEC,
+    env_file: Annotated[Path | None, typer.Option("--env-file", metavar="FILE", help="Also write this.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace files without asking.")] = False,
+    as_json: JsonOption = False,
+    saved: SavedOption = None,
+    limit: LimitOption = LIMIT_SECONDS,
+) -> None:
+    """Propose what this host should run: roles, GPUs, CPUs, memory, settings, each with its reason."""
+    seen = _host(saved, limit, Needs())
+    init(seen, spec, env_file=env_file, image=image_tag(ROOT), dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+@app.command(
+    "report",
+    epilog=examples(
+        "deploy report                          deploy-report-TIME.tar.gz in this folder",
+        "deploy report --output bug.tar.gz && tar -xzOf bug.tar.gz | less",
+    ),
+)
+def report_verb(
+    spec: SpecOption = SPEC,
+    state: StateOption = STATE,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="The archive to make.")] = None,
+    saved: SavedOption = None,
+    limit: LimitOption = LIMIT_SECONDS,
+) -> None:
+    """Collect one archive for a bug report. Keys, serials, UUIDs, names, addresses and home paths are replaced."""
+    try:
+        needs = _needs(spec, None)
+    except DeployError:
+        # A broken deploy.toml is no reason to have no bug report; the file itself is in it.
+        needs = Needs()
+    seen = _host(saved, limit, needs)
+    typer.echo(report(ROOT, spec, State(state), seen, needs, output))
+
+
+def _needs(spec: Path, profile: ProfileName | None) -> Needs:
+    """What deploy.toml asks of the host; nothing in particular without one."""
+    if not spec.exists() and profile is None:
+        return Needs()
+    parsed = load(spec, profile.value if profile else None).spec
+    folder = Path(parsed.model.path)
+    model = None if parsed.profile == "cpu" else str(folder if folder.is_absolute() else (ROOT / folder).resolve())
+    return needs_of(parsed, model, 0)
+
+
+def _host(saved: Path | None, limit: float, needs: Needs) -> HostReport:
+    if saved is None:
+        return probe(LocalMachine(limit), limit, needs.model_folder)
+    try:
+        return load_report(saved)
+    except UnreadableReport as error:
+        raise typer.BadParameter(str(error), param_hint="--host-report") from error
+
+
+def _with_image(needs: Needs, seen: HostReport, limit: float) -> Needs:
+    """The room that the image still needs: none once it is there."""
+    there = bool(seen.docker and seen.docker.server) and has_image(LocalMachine(limit), image_tag(ROOT))
+    return needs.model_copy(update={"image_bytes": 0 if there else IMAGE_BYTES})
+
+
+def _active(seen: HostReport, needs: Needs) -> ActiveTests:
+    """Run the active tests.
+
+    Raises:
+        HostError: the image is not here, or no engine answers.
+    """
+    image = image_tag(ROOT)
+    machine = LocalMachine(CONTAINER_SECONDS)
+    if not has_image(machine, image):
+        raise HostError("active tests need the engine's image", f"this host has no {image}", "deploy build")
+    gpus = [gpu for gpu in seen.gpus if not gpu.mig] if wants_gpus(seen, needs) else []
+    firsts = [gpu for role in needs.roles if role.gpus and (gpu := find_gpu(seen, role.gpus[0]))]
+    pair = firsts if gpus and len(firsts) == 2 else [*gpus[:1], *gpus[1:][-1:]]
+    return ActiveProbe(machine, image, gpus, pair, lambda line: err.print(line, style="dim")).run()

@@ -1,0 +1,1 @@
+"""The engine image: what decides it, and how it is built."""

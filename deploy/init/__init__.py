@@ -1,0 +1,1 @@
+"""From what a host is to what it should run."""

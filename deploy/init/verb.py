@@ -1,0 +1,148 @@
+"""The verb `deploy init`."""
+
+import difflib
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.text import Text
+
+from deploy.errors import DeployError
+from deploy.host.errors import HostError
+from deploy.host.report import HostReport
+from deploy.init.drawing import draw
+from deploy.init.propose import Proposal, propose
+from deploy.init.render import memory_line, to_toml
+from deploy.spec.load import SpecError, SpecFile, load, parse
+from deploy.spec.model import Spec
+from deploy.stack.environment import Facts, render, variables
+
+
+def init(
+    report: HostReport,
+    spec: Path,
+    *,
+    env_file: Path | None,
+    image: str,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Propose what this host should run, show it, and write it once the person at the terminal agrees.
+
+    Args:
+        report: of the host.
+        spec: the deploy.toml to write; what it says about model and router is kept.
+        env_file: also write the variables for `docker compose up` by hand.
+        image: tag of the engine image, for the env file.
+        dry_run: write nothing.
+        yes: overwrite without asking.
+        as_json: print the proposal as JSON, write nothing.
+
+    Raises:
+        HostError: this host cannot serve; nothing was written.
+        DeployError: a file is there already and nobody can be asked.
+    """
+    present = load(spec).spec if spec.exists() else Spec()
+    proposal = propose(report, present.engine.memory_fraction)
+    text = to_toml(proposal, present, _has_uuids(report))
+    obstacle = "; ".join(proposal.obstacles)
+    spec_file: SpecFile | None = None
+    try:
+        spec_file = parse(text, spec)
+    except SpecError as error:
+        obstacle = obstacle or f"{error.problems[0].message}: {error.problems[0].why}"
+    if as_json:
+        typer.echo(json.dumps({**_plain(proposal), "deploy_toml": text, "obstacle": obstacle}, indent=2))
+    else:
+        _show(report, proposal)
+    if obstacle or spec_file is None:
+        raise HostError(
+            "this host cannot serve as it is", obstacle, "deploy doctor, or deploy up --profile cpu to try the stack"
+        )
+    if as_json:
+        return
+    files = {spec: text}
+    if env_file:
+        folder = Path(spec_file.spec.model.path)
+        key = spec_file.spec.router.api_key_file
+        facts = Facts(image, folder if folder.is_absolute() else spec.parent / folder, Path(key) if key else None, {})
+        files[env_file] = render(variables(spec_file, facts)).replace(
+            "Written by `deploy up`", "Written by `deploy init`"
+        )
+    for path, content in files.items():
+        write(path, content, dry_run=dry_run, yes=yes)
+
+
+def write(path: Path, content: str, *, dry_run: bool, yes: bool) -> None:
+    """Write a file, whole or not at all; ask before replacing another one.
+
+    Raises:
+        DeployError: the file differs and nobody is there to ask.
+    """
+    old = path.read_text() if path.exists() else None
+    if old == content:
+        typer.echo(f"{path} already says this", err=True)
+        return
+    if dry_run or old is None:
+        difference = content if dry_run else ""
+    else:
+        lines = difflib.unified_diff(old.splitlines(True), content.splitlines(True), str(path), "proposed", n=1)
+        difference = "".join(lines)
+    typer.echo(difference, nl=False)
+    if dry_run:
+        return
+    if old is not None and not yes:
+        if not sys.stdin.isatty():
+            raise DeployError(f"{path} is there and differs", "it is not replaced without asking", "deploy init --yes")
+        if not typer.confirm(f"Replace {path}?", err=True):
+            typer.echo(f"{path} stays as it is", err=True)
+            return
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        file.write(content)
+    try:
+        Path(file.name).chmod(path.stat().st_mode & 0o777 if old is not None else 0o666 & ~_umask())
+        Path(file.name).replace(path)
+    except OSError:
+        Path(file.name).unlink()
+        raise
+    typer.echo(f"wrote {path}", err=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _has_uuids(report: HostReport) -> bool:
+    """Containers can ask for GPUs by UUID: the CDI description names every one so."""
+    names = report.docker.cdi_devices if report.docker else []
+    return bool(report.gpus) and all(any(name.endswith(f"={gpu.uuid}") for name in names) for gpu in report.gpus)
+
+
+def _plain(proposal: Proposal) -> dict[str, object]:
+    def simple(value: object) -> object:
+        return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+
+    return json.loads(json.dumps(asdict(proposal), default=simple))
+
+
+def _show(report: HostReport, proposal: Proposal) -> None:
+    console = Console(highlight=False)
+    console.print(draw(report, proposal))
+    for remark in proposal.remarks:
+        console.print(Text(remark))
+    if proposal.memory:
+        console.print(Text(memory_line(proposal)))
+    if proposal.profile == "pd":
+        console.print(Text(f"transport {proposal.transport}: {proposal.transport_reason}"))
+    for setting in proposal.settings:
+        console.print(Text(f"{setting.name}={setting.value}: {setting.reason}"))
+    console.print()

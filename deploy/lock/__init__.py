@@ -1,0 +1,1 @@
+"""deploy.lock: every input of the stack by hash."""

@@ -1,0 +1,1 @@
+"""Model folders: the tiny generated model of the CPU profile."""

@@ -1,0 +1,1 @@
+"""A bug report that can be shown to strangers."""

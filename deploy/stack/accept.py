@@ -1,0 +1,191 @@
+"""Acceptance: the proof that the running stack serves a request through both engines. HTTP 200 is not enough."""
+
+import random
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deploy.errors import DeployError
+from deploy.stack.client import Endpoint, stream
+from deploy.stack.compose import Stack
+from deploy.stack.counters import Counters, crossing, parse_counters
+from deploy.stack.events import Running
+from deploy.stack.transport import bytes_sent, describe, remote_writes
+
+NIXL_PORT = 19090
+READY_PATIENCE_S = 60.0
+COUNTER_PATIENCE_S = 10.0
+# Longer than the model's 128-token attention window, so that every kind of KV state has to cross.
+PROMPT_WORDS = 300
+ANSWER_TOKENS = 48
+_WORDS = [
+    "time",
+    "list",
+    "word",
+    "key",
+    "cache",
+    "page",
+    "block",
+    "table",
+    "first",
+    "last",
+    "long",
+    "short",
+    "small",
+    "large",
+    "open",
+    "close",
+    "read",
+    "write",
+]
+
+
+class NotAccepted(DeployError):
+    """The stack runs, but a request did not go the way it must."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What the accepting request showed.
+
+    Attributes:
+        transferred: bytes that NIXL sent from prefill during the request.
+        transport: how they travelled.
+        first_token_s: seconds from the request to the first piece of the answer.
+        total_s: seconds to the end of the answer.
+        pieces: in how many pieces the answer arrived.
+        needs_key: clients must send an API key.
+    """
+
+    url: str
+    model: str
+    prompt_tokens: int
+    answer_tokens: int
+    transferred: int
+    transport: str
+    first_token_s: float
+    total_s: float
+    pieces: int
+    needs_key: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What both engines have counted so far; `sent` is NIXL's own count of bytes that left prefill."""
+
+    prefill: Counters
+    decode: Counters
+    sent: int
+
+    def __sub__(self, other: "Snapshot") -> "Snapshot":
+        return Snapshot(self.prefill - other.prefill, self.decode - other.decode, self.sent - other.sent)
+
+
+def accept(stack: Stack, target: Endpoint, running: Running) -> Acceptance:
+    """Send a request that no cache can know and check what both engines counted meanwhile.
+
+    Raises:
+        NotAccepted: the router does not become ready, or the counters contradict a crossing.
+        RequestFailed: the request itself failed.
+    """
+    running.progress("waiting for the router")
+    _wait_ready(target)
+    running.progress("asking a question that no cache can know")
+    before = _snapshot(stack)
+    begun = time.monotonic()
+    first: float | None = None
+    pieces = 0
+    answer = stream(target, unique_prompt(uuid.uuid4().hex), max_tokens=ANSWER_TOKENS, ignore_end=True)
+    while True:
+        try:
+            next(answer)
+        except StopIteration as end:
+            usage = end.value
+            break
+        first = first or time.monotonic() - begun
+        pieces += 1
+    total = time.monotonic() - begun
+    if first is None or pieces < 2:
+        raise NotAccepted(
+            "the answer was not streamed", f"{usage.completion} tokens came in {pieces} pieces", "deploy logs router"
+        )
+    running.progress("comparing what both engines counted")
+    gained = _settled(stack, before, usage.completion)
+    return Acceptance(
+        url=target.url,
+        model=target.model,
+        prompt_tokens=usage.prompt,
+        answer_tokens=usage.completion,
+        transferred=gained.sent,
+        transport=_transport(stack),
+        first_token_s=round(first, 3),
+        total_s=round(total, 3),
+        pieces=pieces,
+        needs_key=target.api_key_file is not None,
+    )
+
+
+def unique_prompt(seed: str) -> str:
+    """A prompt of PROMPT_WORDS words that starts with `seed`, so that no prefix of it is in a cache."""
+    choose = random.Random(seed)
+    return f"{seed} " + " ".join(choose.choices(_WORDS, k=PROMPT_WORDS))
+
+
+def _wait_ready(target: Endpoint) -> None:
+    deadline = time.monotonic() + READY_PATIENCE_S
+    while not target.ready():
+        if time.monotonic() > deadline:
+            raise NotAccepted(
+                f"the router on {target.url} is not ready after {READY_PATIENCE_S:.0f} s",
+                "it has not found both engines",
+                "deploy logs router",
+            )
+        time.sleep(0.5)
+
+
+def _settled(stack: Stack, before: Snapshot, answer: int) -> Snapshot:
+    """Wait until the counters, which the engines write a moment later, show the crossing."""
+    deadline = time.monotonic() + COUNTER_PATIENCE_S
+    while True:
+        gained = _snapshot(stack) - before
+        contradictions = crossing(gained.prefill, gained.decode, gained.sent, PROMPT_WORDS, answer)
+        if not contradictions:
+            return gained
+        if time.monotonic() > deadline:
+            raise NotAccepted(
+                "the request did not cross from prefill to decode",
+                "; ".join(contradictions),
+                "deploy logs prefill decode",
+            )
+        time.sleep(0.5)
+
+
+def _snapshot(stack: Stack) -> Snapshot:
+    return Snapshot(
+        parse_counters(stack.metrics("prefill")),
+        parse_counters(stack.metrics("decode")),
+        bytes_sent(stack.metrics("prefill", NIXL_PORT)),
+    )
+
+
+def _transport(stack: Stack) -> str:
+    """Name the transport; a stack that should copy from GPU to GPU and does not is refused.
+
+    Raises:
+        NotAccepted: transport is p2p, and UCX chose something else, as it does in silence.
+    """
+    prefill = next((state.container for state in stack.roles() if state.role == "prefill"), "")
+    writes = remote_writes(stack.log(prefill))
+    if stack.transport == "p2p" and not any("cuda_ipc" in write.transports for write in writes):
+        raise NotAccepted(
+            "the KV cache does not go from GPU to GPU",
+            f"UCX chose {describe(writes)}",
+            'set transport = "isolated", or see docs/transport.md',
+        )
+    return describe(writes)

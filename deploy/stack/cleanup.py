@@ -1,0 +1,50 @@
+"""Removes what the repository left on this machine besides the stack: images, build cache, generated files."""
+
+import shutil
+
+from python_on_whales import DockerClient
+from python_on_whales.exceptions import DockerException
+
+from deploy.errors import DeployError
+from deploy.host import probe
+from deploy.image.inputs import IMAGE_NAME
+from deploy.stack import docker_engine
+from deploy.stack.compose import words
+from deploy.stack.state import State
+
+
+def remove_all(state: State) -> list[str]:
+    """Remove every engine image, the build cache if the Docker engine is ours alone, and what the state folder holds.
+
+    Returns:
+        What was removed, in words.
+
+    Raises:
+        DeployError: an image is in use.
+    """
+    removed: list[str] = []
+    with state.lock("down"):
+        if probe.docker_facts().server:
+            removed += _images()
+            if docker_engine.installed_here(state):
+                DockerClient().buildx.prune(all=True)
+                removed.append("build cache")
+        for folder in (state.tiny_model.parent, state.api_key.parent, state.folder / "failed"):
+            if folder.exists():
+                shutil.rmtree(folder)
+                removed.append(str(folder))
+    return removed
+
+
+def _images() -> list[str]:
+    docker = DockerClient()
+    images = docker.image.list(filters={"reference": f"{IMAGE_NAME}:*"})
+    tags = sorted({tag for image in images for tag in image.repo_tags if tag.startswith(f"{IMAGE_NAME}:")})
+    try:
+        for tag in tags:
+            docker.image.remove(tag)
+    except DockerException as error:
+        raise DeployError(
+            "the engine image cannot be removed", words(error), "docker ps --all shows who uses it"
+        ) from error
+    return [f"image {tag}" for tag in tags]

@@ -1,0 +1,72 @@
+"""What runs now, as plain data."""
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from deploy.stack import phases
+from deploy.stack.client import Endpoint, endpoint
+from deploy.stack.compose import ROLES, RoleState, Stack
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Status:
+    """The stack at one moment. `url` is None unless the router's container exists; `ready` is the router's own word."""
+
+    project: str
+    url: str | None
+    ready: bool
+    roles: tuple[RoleState, ...]
+    phases: dict[str, str]
+
+    @property
+    def serving(self) -> bool:
+        up = {state.role for state in self.roles if state.serving}
+        return self.ready and up >= set(ROLES)
+
+    def as_dict(self) -> Json:
+        roles: list[Json] = []
+        for state in self.roles:
+            shown: Json = asdict(state) | {"phase": self.phases.get(state.role, "")}
+            shown["ports"] = sorted(state.ports)
+            shown["started_at"] = state.started_at.isoformat() if state.started_at else None
+            roles.append(shown)
+        return {
+            "project": self.project,
+            "url": self.url,
+            "ready": self.ready,
+            "serving": self.serving,
+            "roles": roles,
+        }
+
+
+def status(stack: Stack) -> Status:
+    """Look at the containers, the router's readiness, and the start phase of each role that is not healthy yet."""
+    roles = tuple(stack.roles())
+    target = running_endpoint(stack, roles)
+    reached = {
+        state.role: phases.phase(stack.log(state.container, tail=2000))
+        for state in roles
+        if state.status == "running" and state.health == "starting"
+    }
+    return Status(stack.project, target.url if target else None, bool(target and target.ready()), roles, reached)
+
+
+def running_endpoint(stack: Stack, roles: tuple[RoleState, ...]) -> Endpoint | None:
+    """Where the stack answers, None if it has no router."""
+    if not any(state.role == "router" for state in roles):
+        return None
+    return endpoint(stack.config())
+
+
+def uptime(state: RoleState, now: datetime | None = None) -> str:
+    """How long a container has been running, in words; empty if it is not."""
+    if state.status != "running" or not state.started_at:
+        return ""
+    seconds = int(((now or datetime.now(UTC)) - state.started_at).total_seconds())
+    days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds % 60} s" if minutes else f"{seconds} s"

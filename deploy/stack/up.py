@@ -1,0 +1,281 @@
+"""`deploy up` and `deploy down`: from a spec to an accepted stack, and back to nothing."""
+
+import signal
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from deploy.errors import DeployError
+from deploy.host import probe
+from deploy.host.docker_facts import require_docker, require_gpus
+from deploy.host.errors import HostError
+from deploy.host.gpus import require_node
+from deploy.image.build import BuildEvent, ImageReference, ensure_image
+from deploy.model.folder import require_model
+from deploy.spec.load import SpecFile
+from deploy.spec.model import Spec, cdi_device
+from deploy.stack import phases
+from deploy.stack.accept import Acceptance, accept
+from deploy.stack.client import endpoint
+from deploy.stack.compose import ENGINES, ROUTER, RoleState, Stack
+from deploy.stack.environment import Facts, Variable, render, variables
+from deploy.stack.events import Event, Report, Running, step
+from deploy.stack.preview import require_known_variables
+from deploy.stack.state import State, copy_api_key, write
+
+MEBIBYTE = 1024**2
+TINY_MODEL_BYTES = 8 * MEBIBYTE
+# Three processes with torch and a small KV pool each; seen: 3.2 GiB.
+CPU_STACK_BYTES = 4 * 1024 * MEBIBYTE
+LOOK_S = 1.0
+
+
+class RoleFailed(DeployError):
+    """A container died or became unhealthy while starting; `lines` are the telling ones of its log."""
+
+    exit_code = 4
+
+    def __init__(self, role: str, message: str, lines: list[str], log: Path) -> None:
+        super().__init__(f"{role} failed to start: {message}", "\n".join(lines) or "it logged nothing", f"less {log}")
+        self.role = role
+        self.lines = lines
+
+
+@dataclass(frozen=True)
+class Result:
+    """An accepted stack. `changed` is False when it ran already and nothing had to be started."""
+
+    acceptance: Acceptance
+    image: ImageReference
+    changed: bool
+    seconds: float
+
+
+def plan(root: Path, spec_file: SpecFile, state: State, image: str) -> tuple[Stack, list[Variable]]:
+    """The stack a spec describes and the variables it gives to the compose files. Nothing is written or started.
+
+    Raises:
+        SpecError: `[variables]` names one that the compose files do not know.
+    """
+    spec = spec_file.spec
+    stack = Stack(root, state.environment, spec.profile, spec.transport)
+    key = state.api_key if spec.router.api_key_file else None
+    facts = Facts(image, model_folder(spec_file, state), key, probe.lowered_limits())
+    lines = variables(spec_file, facts)
+    require_known_variables(spec_file, stack.files, lines)
+    return stack, lines
+
+
+def model_folder(spec_file: SpecFile, state: State) -> Path:
+    """Where the served model lies: the generated one on the cpu profile, else `[model] path` beside deploy.toml."""
+    if spec_file.spec.profile == "cpu":
+        return state.tiny_model.absolute()
+    return (spec_file.file.parent / spec_file.spec.model.path).absolute()
+
+
+def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
+    """Bring the stack up and return once a request has crossed it; the same stack running already is only checked.
+
+    Whatever stops it before the first container is touched leaves a running stack alone. After that, failure or
+    interruption removes everything the command started.
+
+    Raises:
+        HostError: this machine lacks something.
+        RoleFailed: a container did not start.
+        NotAccepted, RequestFailed: it started and does not serve as it must.
+        LockHeld: another deploy command is at work.
+        KeyboardInterrupt: passed on after cleaning up.
+    """
+    begun = time.monotonic()
+    with state.lock("up"):
+        with step("host", report) as running:
+            stack, _ = plan(root, spec_file, state, "")
+            running.outcome = check_host(stack, spec_file.spec)
+        # Before the image, which takes minutes: what is missing here must not wait for it.
+        with step("model", report) as running:
+            running.outcome = _prepare_model(spec_file, state)
+        if spec_file.spec.router.api_key_file:
+            copy_api_key(spec_file.file.parent / spec_file.spec.router.api_key_file, state.api_key)
+        with step("image", report) as running:
+            image = ensure_image(root, progress=build_progress(running))
+            origin = "built" if image.built else "already here"
+            running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {origin}"
+        stack, lines = plan(root, spec_file, state, image.tag)
+        before = _identities(stack)
+        with _undone_on_failure(stack, before, report):
+            write(state.environment, render(lines))
+            config = stack.config()
+            target = endpoint(config)
+            with step("start", report) as running:
+                for roles in _waves(config["services"]):
+                    stack.start(roles)
+                    wait_healthy(stack, roles, state, report)
+                changed = _identities(stack) != before
+                running.outcome = "" if changed else "already running, nothing changed"
+            with step("accept", report) as running:
+                acceptance = accept(stack, target, running)
+                running.outcome = (
+                    f"{acceptance.prompt_tokens} prompt tokens crossed from prefill to decode as "
+                    f"{acceptance.transferred / MEBIBYTE:.2f} MiB of KV cache over {acceptance.transport}"
+                )
+    return Result(acceptance, image, changed, time.monotonic() - begun)
+
+
+def _waves(services: Iterable[str]) -> list[tuple[str, ...]]:
+    """The order of starting: what the engines lean on, the engines, then the router, which waits for both."""
+    others = tuple(sorted(set(services) - {*ENGINES, ROUTER}))
+    return [wave for wave in (others, ENGINES, (ROUTER,)) if wave]
+
+
+def down(stack: Stack, state: State, *, keep_volumes: bool = False) -> list[str]:
+    """Remove the stack's containers, networks and volumes; returns what was removed, in words.
+
+    Args:
+        keep_volumes: keep the cache of compiled kernels, which costs minutes to make anew on GPUs.
+    """
+    with state.lock("down"):
+        found = stack.leftovers()
+        stack.remove(keep_volumes=stack.volumes() if keep_volumes else ())
+        kept = set(stack.leftovers())
+        state.environment.unlink(missing_ok=True)
+        return [item for item in found if item not in kept]
+
+
+def check_host(stack: Stack, spec: Spec) -> str:
+    """Check that this host can run the stack, before anything is built or started.
+
+    Raises:
+        HostError: with the command that mends it.
+    """
+    facts = probe.docker_facts()
+    require_docker(facts, cdi=spec.profile == "pd")
+    if spec.profile == "pd":
+        present, places = probe.cdi_devices(facts.cdi_folders), probe.gpus()
+        for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
+            devices = [cdi_device(gpu) for gpu in role.gpus]
+            require_gpus(devices, present, facts.cdi_folders)
+            require_node(name, devices, role.numa_node, places)
+    roles = stack.roles()
+    elsewhere = next((state for state in roles if state.folder and Path(state.folder) != stack.root), None)
+    if elsewhere:
+        raise HostError(
+            f"the stack {stack.project} runs already, started from {elsewhere.folder}",
+            "one Docker engine holds one stack of a name",
+            f"make -C {elsewhere.folder} down, or set COMPOSE_PROJECT_NAME to another name",
+        )
+    if not any(spec.router.port in state.ports for state in roles):
+        probe.require_port(spec.router.bind, spec.router.port)
+    if spec.profile == "cpu" and not roles:
+        probe.require_memory(CPU_STACK_BYTES, "the cpu profile")
+    return f"Docker {facts.server}, compose {facts.compose}"
+
+
+def wait_healthy(stack: Stack, roles: tuple[str, ...], state: State, report: Report) -> None:
+    """Watch roles until all are healthy, reporting each one's own phase.
+
+    Raises:
+        RoleFailed: one died, restarted, vanished or became unhealthy.
+    """
+    begun = time.monotonic()
+    seen = {role: phases.PHASES[0][0] for role in roles}
+    restarts: dict[str, int] = {}
+    since = datetime.now(UTC) - timedelta(hours=1)
+    finished: set[str] = set()
+    while finished != set(roles):
+        looked = datetime.now(UTC)
+        now = {container.role: container for container in stack.roles()}
+        for role in roles:
+            container = now.get(role)
+            if container is None:
+                raise RoleFailed(role, "its container was removed", [], state.folder)
+            restarts.setdefault(role, container.restarts)
+            if failure := _failure(container, restarts[role]):
+                raise _role_failed(stack, container, failure, seen[role], state)
+            if role in finished:
+                continue
+            if container.serving:
+                finished.add(role)
+                report(Event("start", "finished", "healthy", role, seconds=time.monotonic() - begun))
+                continue
+            reached = phases.later(seen[role], phases.phase(stack.log(container.container, since=since)))
+            seen[role] = reached
+            report(Event("start", "progress", reached, role))
+        since = looked - timedelta(seconds=2)
+        if finished != set(roles):
+            time.sleep(LOOK_S)
+
+
+def _failure(container: RoleState, restarts: int) -> str | None:
+    if container.out_of_memory:
+        return "the kernel killed it for lack of memory"
+    if container.status in ("exited", "dead", "restarting", "removing"):
+        return f"it ended with exit code {container.exit_code}"
+    if container.restarts > restarts:
+        return "it died and was started again"
+    if container.health == "unhealthy":
+        return "its health check fails"
+    return None
+
+
+def _role_failed(stack: Stack, container: RoleState, failure: str, phase: str, state: State) -> RoleFailed:
+    log = phases.plain(stack.log(container.container))
+    file = state.folder / "failed" / f"{container.role}.log"
+    write(file, log)
+    return RoleFailed(container.role, f"{failure} while {phase}", phases.relevant(log), file)
+
+
+def _prepare_model(spec_file: SpecFile, state: State) -> str:
+    folder = model_folder(spec_file, state)
+    if spec_file.spec.profile == "cpu":
+        # Here and not above: it loads numpy, which the other verbs need not wait for.
+        from deploy.model.tiny import generate
+
+        probe.require_space(folder, TINY_MODEL_BYTES, "the generated model")
+        generate(folder)
+    require_model(folder)
+    return str(folder)
+
+
+def build_progress(running: Running) -> Callable[[BuildEvent], None]:
+    """Show the image's build as the progress of a step."""
+
+    def progress(event: BuildEvent) -> None:
+        if event.state != "log":
+            running.progress(f"{event.phase}: {event.step}", event.done, event.total)
+
+    return progress
+
+
+def _identities(stack: Stack) -> set[str]:
+    return {container.container for container in stack.roles() if container.status == "running"}
+
+
+@contextmanager
+def _undone_on_failure(stack: Stack, before: set[str], report: Report) -> Generator[None]:
+    """Remove what was started if the body fails; a stack that ran before and was not touched stays."""
+    volumes = stack.volumes()
+    try:
+        yield
+    except BaseException:
+        with _no_interruption():
+            now = _identities(stack)
+            if not before or now != before:
+                with step("clean", report) as running:
+                    stack.remove(keep_volumes=volumes, at_once=True)
+                    running.outcome = "removed what was started"
+        raise
+
+
+@contextmanager
+def _no_interruption() -> Generator[None]:
+    """Let a second Ctrl-C not cut the clean-up short; it is bounded in time."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

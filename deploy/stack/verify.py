@@ -1,0 +1,114 @@
+"""What runs, held against deploy.lock."""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deploy.errors import DeployError
+from deploy.host import probe
+from deploy.image.layers import read_layers
+from deploy.lock.model import Lock, ModelLock
+from deploy.model.check import check_folder
+from deploy.model.hashing import Progress
+from deploy.stack.compose import Stack
+from deploy.stack.drift import Drift, role_drifts, version_drifts
+from deploy.stack.observe import Observed, observe
+from deploy.stack.state import State
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What `verify` found.
+
+    Attributes:
+        roles: containers that were looked at.
+        files: how many of the model are locked, and so compared.
+        full: byte by byte.
+        drifts: everything that is not as locked; empty if all agrees.
+    """
+
+    profile: str
+    roles: tuple[str, ...]
+    files: int
+    full: bool
+    seconds: float
+    drifts: tuple[Drift, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "agrees": not self.drifts}
+
+
+def verify(
+    stack: Stack, lock: Lock, state: State, *, full: bool = False, progress: Progress = lambda done, total: None
+) -> Verified:
+    """Compare the running stack, its model's files and this host with the lock.
+
+    Args:
+        full: hash every byte of the model instead of sizes, times and samples.
+        progress: of `full`: bytes done and bytes in all.
+    """
+    begun = time.monotonic()
+    observed = observe(stack)
+    states = {role.role: role.status for role in stack.roles()}
+    drifts = role_drifts(lock, stack.profile, observed, states)
+    model = lock.tiny_model if stack.profile == "cpu" else lock.model
+    drifts += _model_drifts(model, observed, state, full, progress)
+    if lock.host:
+        docker = probe.docker_facts()
+        drifts += version_drifts("Docker engine", lock.host.docker_engine, docker.server)
+        drifts += version_drifts("docker compose", lock.host.docker_compose, docker.compose)
+        if stack.profile != "cpu":
+            drifts += version_drifts(
+                "NVIDIA driver", lock.host.driver, next((gpu.driver for gpu in probe.gpus()), None)
+            )
+    return Verified(
+        profile=stack.profile,
+        roles=tuple(item.role for item in observed),
+        files=len(model.file) if model else 0,
+        full=full,
+        seconds=round(time.monotonic() - begun, 1),
+        drifts=tuple(drifts),
+    )
+
+
+def _model_drifts(
+    model: ModelLock | None, observed: list[Observed], state: State, full: bool, progress: Progress
+) -> list[Drift]:
+    folders = {item.model for item in observed if item.model}
+    if not folders:
+        return []
+    if model is None:
+        named = ", ".join(map(str, sorted(folders)))
+        return [Drift("model", "files", "none are locked (deploy lock --update model)", named)]
+    drifts: list[Drift] = []
+    for folder in sorted(folders):
+        seen = check_folder(folder, model, full=full, memory=state.seen_models, progress=progress)
+        drifts += [Drift("model", str(folder / item.path), item.expected, item.found) for item in seen]
+    return drifts
+
+
+def running_lock(stack: Stack, lock: Lock) -> tuple[Lock, Lock]:
+    """What of a lock can be compared with the running stack at a glance, and the running stack in the same form.
+
+    Args:
+        lock: what to compare with.
+
+    Returns:
+        The lock with its image and the running profile's roles only, and the same as it runs.
+
+    Raises:
+        DeployError: nothing runs.
+    """
+    observed = observe(stack, inside=False)
+    if not observed:
+        raise DeployError("nothing runs", "there is no running container of this stack", "deploy up")
+    known = {layer.diff_id: layer for layer in lock.image.layer} if lock.image else {}
+    image = lock.image
+    other = sorted({item.image for item in observed} - ({image.id, image.manifest} if image else set()))
+    if image and other:
+        # A registry's names for the layers are not to be seen here.
+        layers = tuple(known.get(layer.diff_id, layer) for layer in read_layers(other[0]))
+        image = image.model_copy(update={"id": other[0], "layer": layers})
+    roles = {stack.profile: {item.role: item.started for item in observed}}
+    locked = {name: found for name, found in lock.roles.items() if name == stack.profile}
+    return Lock(image=lock.image, roles=locked), Lock(image=image, roles=roles)

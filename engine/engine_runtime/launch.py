@@ -1,0 +1,151 @@
+"""Role entry point of the containers: `python -m engine_runtime.launch ROLE ARGUMENT...`.
+
+ROLE is `prefill`, `decode`, `engine` (one server that does both) or `router`; the arguments are SGLang's or its
+router's own. Further arguments come from the variable EXTRA_ARGUMENTS.
+
+The router reads its keys from the secret files, so that they appear in no argument list, environment or log. The
+engines have none: only the router can reach them, and SGLang would print the key in its log and in `/server_info`.
+"""
+
+import argparse
+import importlib
+import os
+import secrets
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from engine_runtime import cpu
+
+ENGINE_ROLES = ("prefill", "decode", "engine")
+ROLES = (*ENGINE_ROLES, "router")
+API_KEY_FILE = Path("/run/secrets/api_key")
+ADMIN_KEY_FILE = Path("/run/secrets/admin_key")
+SECRET_ARGUMENTS = ("--api-key", "--admin-api-key", "--control-plane-api-keys")
+
+
+class UsageError(Exception):
+    """The container was started in a way that cannot work; the text says what to change."""
+
+
+def arguments(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Split the command line into the role and the arguments of the role's own program.
+
+    Args:
+        command: Everything after the module's name.
+        environment: EXTRA_ARGUMENTS in it is split like a shell would and put last, where it wins.
+
+    Raises:
+        UsageError: No role, an unknown one, a secret on the command line, or unbalanced quotes in EXTRA_ARGUMENTS.
+    """
+    if not command or command[0] not in ROLES:
+        raise UsageError(f"expected one of {', '.join(ROLES)} as first argument, got {' '.join(command[:1]) or 'none'}")
+    role, rest = command[0], list(command[1:])
+    try:
+        rest += shlex.split(environment.get("EXTRA_ARGUMENTS", ""))
+    except ValueError as error:
+        raise UsageError(f"EXTRA_ARGUMENTS cannot be split into arguments: {error}") from error
+    for argument in rest:
+        if argument.split("=")[0] in SECRET_ARGUMENTS:
+            raise UsageError("keys on the command line show in `docker inspect`; put the key into the secret file")
+    if role in ("prefill", "decode"):
+        rest.append(f"--disaggregation-mode={role}")
+    return role, rest
+
+
+def read_key(path: Path) -> str | None:
+    """The key in the file, or None when the file is absent or empty.
+
+    Raises:
+        UsageError: The file cannot be read or holds more than one word.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"user {os.getuid()} cannot read the key file: {error}") from error
+    words = text.split()
+    if len(words) > 1:
+        raise UsageError(f"{path} must hold one word, the key")
+    return words[0] if words else None
+
+
+def check_exposure(published_address: str, api_key: str | None) -> None:
+    """Refuse to serve other machines without a key.
+
+    Args:
+        published_address: Host address the router's port is published on; empty means every address.
+        api_key: The router's key.
+
+    Raises:
+        UsageError: The address is not a loopback one and there is no key.
+    """
+    address = published_address.strip("[]")
+    try:
+        loopback = ip_address(address).is_loopback
+    except ValueError:
+        loopback = address == "localhost"
+    if not loopback and api_key is None:
+        raise UsageError(
+            f"the router is published on {published_address or 'every address'} without an API key: "
+            "set API_KEY_FILE, or BIND_ADDRESS=127.0.0.1"
+        )
+
+
+def run_engine(rest: list[str]) -> None:
+    """Run SGLang's server in this process until it ends."""
+    server, plugins = _import("sglang.launch_server"), _import("sglang.srt.plugins")
+    plugins.load_plugins()
+    if cpu.wanted() and not cpu.applied():
+        raise UsageError("SGLang did not load the CPU plug-in: is engine-runtime installed, is SGLANG_PLUGINS set?")
+    try:
+        server.run_server(server.prepare_server_args(rest))
+    finally:
+        server.kill_process_tree(os.getpid(), include_parent=False)
+
+
+def run_router(rest: list[str], api_key: str | None, admin_key: str | None) -> None:
+    """Run the router in this process until it ends.
+
+    Args:
+        rest: The router's arguments.
+        api_key: Key that clients must send; None leaves the API open.
+        admin_key: Key for adding workers, flushing caches and loading modules; None locks these for everyone.
+    """
+    # Not sglang_router.launch_router: it imports torch, which costs seconds and half a gigabyte.
+    router_args, router = _import("sglang_router.router_args").RouterArgs, _import("sglang_router.router").Router
+    parser = argparse.ArgumentParser(prog="router", allow_abbrev=False)
+    router_args.add_cli_args(parser)
+    router_arguments = router_args.from_cli_args(parser.parse_args(rest))
+    router_arguments.api_key = api_key
+    router_arguments.control_plane_api_keys = [
+        ("admin", "admin", admin_key or secrets.token_urlsafe(32), "admin"),
+    ]
+    router.from_args(router_arguments).start()
+
+
+def _import(name: str) -> Any:
+    """A module that only the image has, and only the role that uses it should load."""
+    return importlib.import_module(name)
+
+
+def main() -> None:
+    """Run the role that the command line names."""
+    try:
+        role, rest = arguments(sys.argv[1:], os.environ)
+        if role == "router":
+            api_key = read_key(API_KEY_FILE)
+            check_exposure(os.environ.get("PUBLISHED_ADDRESS", "127.0.0.1"), api_key)
+            run_router(rest, api_key, read_key(ADMIN_KEY_FILE))
+        else:
+            run_engine(rest)
+    except UsageError as error:
+        sys.exit(f"engine_runtime.launch: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The command line as a person meets it: a process with arguments, output and an exit code."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy.cli import app
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = Path(sys.executable).parent / "deploy"
+
+
+class Machine:
+    """A look-alike host: its own PATH with a stand-in for Docker's client, its own spec and state folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.programs = folder / "bin"
+        self.programs.mkdir()
+        self.spec = folder / "deploy.toml"
+        self.spec.write_text((ROOT / "deploy.toml").read_text())
+        self.cdi = folder / "cdi"
+        self.cdi.mkdir()
+
+    def docker(self, version: str = "26.1.5", compose: str = "2.26.1") -> None:
+        """A stand-in that answers `info` in the shape of a real client and has no containers."""
+        plugins = [{"Name": "compose", "Version": compose}, {"Name": "buildx", "Version": "0.13.1"}]
+        info = {
+            "ServerVersion": version,
+            "DockerRootDir": str(self.folder),
+            "CDISpecDirs": [str(self.cdi)],
+            "ClientInfo": {"Version": version, "Plugins": plugins},
+        }
+        (self.folder / "info.json").write_text(json.dumps(info) + "\n")
+        script = f'#!/bin/sh\n[ "$1" = info ] && exec /bin/cat {self.folder}/info.json\nexit 0\n'
+        (self.programs / "docker").write_text(script)
+        (self.programs / "docker").chmod(0o755)
+
+    def gpus(self, count: int) -> None:
+        devices = [{"name": str(index)} for index in range(count)]
+        (self.cdi / "nvidia.json").write_text(json.dumps({"kind": "nvidia.com/gpu", "devices": devices}))
+
+    def set(self, old: str, new: str) -> None:
+        text = self.spec.read_text()
+        assert old in text
+        self.spec.write_text(text.replace(old, new, 1))
+
+    def run(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        settings = {
+            "PATH": str(self.programs),
+            "DEPLOY_SPEC": str(self.spec),
+            "DEPLOY_STATE": str(self.folder / "state"),
+        }
+        result = subprocess.run(
+            [str(DEPLOY), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            env={"HOME": str(self.folder), "LANG": "C.UTF-8"} | settings | environment,
+        )
+        assert "Traceback" not in result.stderr, result.stderr
+        return result
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def refused(result: "subprocess.CompletedProcess[str]", code: int, *words: str) -> None:
+    assert result.returncode == code, result.stderr
+    for word in words:
+        assert word in result.stderr
+    assert "fix:" in result.stderr
+
+
+def test_every_verb_has_help_with_examples() -> None:
+    runner = CliRunner()
+    overview = runner.invoke(app, ["--help"]).output
+    assert "Exit codes:" in overview
+    for verb in ("up", "down", "status", "logs", "chat", "build", "config"):
+        assert verb in overview
+        assert "Examples:" in runner.invoke(app, [verb, "--help"]).output
+
+
+@pytest.mark.slow
+def test_an_unknown_verb_or_option_is_a_usage_error(machine: Machine) -> None:
+    assert machine.run("nope").returncode == 2
+    assert machine.run("up", "--nope").returncode == 2
+    assert machine.run("up", "--profile", "gpu").returncode == 2
+
+
+@pytest.mark.slow
+def test_without_docker_every_verb_says_how_to_get_it(machine: Machine) -> None:
+    for verb in (["up", "--profile", "cpu"], ["status"], ["chat", "hi"]):
+        refused(machine.run(*verb), 3, "Docker is not installed", "make docker")
+
+
+def test_a_refused_installation_changes_nothing(machine: Machine) -> None:
+    result = machine.run("docker", "start", INSTALL_DOCKER="no")
+    refused(result, 3, "none may be installed (INSTALL_DOCKER=no)")
+    assert not (machine.folder / "state" / "docker").exists()
+
+
+def test_an_engine_too_old_for_cdi_is_refused(machine: Machine) -> None:
+    machine.docker("20.10.24")
+    refused(machine.run("up"), 3, "Docker engine 20.10.24 is too old", "25.0 or newer")
+
+
+def test_an_unknown_gpu_is_named_with_those_that_exist(machine: Machine) -> None:
+    machine.docker()
+    machine.gpus(6)
+    refused(machine.run("up"), 3, "no nvidia.com/gpu=6, nvidia.com/gpu=7", "name nvidia.com/gpu=0, nvidia.com/gpu=1")
+
+
+def test_a_port_in_use_names_its_holder(machine: Machine) -> None:
+    machine.docker()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        machine.set("port = 30000", f"port = {port}")
+        refused(machine.run("up", "--profile", "cpu"), 3, f"port {port}", f"(pid {os.getpid()})")
+
+
+def test_a_missing_model_is_found_before_anything_is_built(machine: Machine) -> None:
+    machine.docker()
+    machine.gpus(8)
+    machine.set('path = "model"', 'path = "/no/such/model"')
+    result = machine.run("up")
+    refused(result, 3, "the model folder /no/such/model does not exist")
+    assert "Engine image" not in result.stderr
+
+
+def test_mistakes_in_the_spec_are_shown_with_line_column_and_the_line_itself(machine: Machine) -> None:
+    machine.set("port = 30000", "prot = 30000")
+    machine.set('transport = "isolated"', 'transport = "p3p"')
+    result = machine.run("up")
+    refused(result, 2, "unknown key", "did you mean port?", "  | prot = 30000", "allowed: 'isolated' or 'p2p'")
+    line = machine.spec.read_text().splitlines().index("prot = 30000") + 1
+    assert f"deploy.toml:{line}:1: router.prot" in result.stderr
+
+
+def test_a_variable_that_no_compose_file_has_is_refused(machine: Machine) -> None:
+    machine.docker()
+    machine.set("\n[variables]", '\n[variables]\nNCCL_DEBG = "INFO"\nPORT = 3')
+    result = machine.run("config")
+    refused(result, 2, "variables.NCCL_DEBG: unknown variable", "did you mean NCCL_DEBUG?", "variables.PORT: set twice")
+
+
+def test_a_missing_spec_is_refused(machine: Machine) -> None:
+    machine.spec.unlink()
+    assert machine.run("up").returncode == 1
+
+
+def test_there_are_no_colours_in_a_pipe(machine: Machine) -> None:
+    for result in (machine.run("up", "--profile", "cpu"), machine.run("--help")):
+        assert "\x1b" not in result.stdout + result.stderr
+
+
+def test_an_empty_question_is_a_usage_error(machine: Machine) -> None:
+    machine.docker()
+    assert machine.run("chat").returncode == 2
+
+
+def test_nothing_runs_and_status_says_so(machine: Machine) -> None:
+    machine.docker()
+    result = machine.run("status", "--json")
+    assert result.returncode == 4
+    assert json.loads(result.stdout)["roles"] == []
+
+
+def test_completion_knows_the_verbs(machine: Machine) -> None:
+    result = machine.run(_DEPLOY_COMPLETE="complete_bash", COMP_WORDS="deploy sta", COMP_CWORD="1")
+    assert result.stdout.split() == ["status"]

@@ -1,0 +1,297 @@
+"""What `deploy init` proposes for each look-alike host, and what it writes."""
+
+from pathlib import Path
+
+import lookalike
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lookalike import EIGHT_GPUS, GIB, LAYOUTS, Layout, RecordedHost, Slot, host
+from rich.console import Console
+from typer.testing import CliRunner
+
+from deploy.errors import DeployError
+from deploy.host.errors import HostError
+from deploy.host.parsers.cpu_list import format_cpu_list
+from deploy.host.probe_host import probe
+from deploy.host.report import ActiveTests, AllReduceResult, HostReport, PeerResult, TransferResult
+from deploy.init.drawing import draw
+from deploy.init.memory import bytes_per_token, plan_memory
+from deploy.init.propose import assign_cpus, cost, divide, propose
+from deploy.init.render import to_toml
+from deploy.init.verb import init, write
+from deploy.spec.load import parse
+from deploy.spec.model import Router, Spec
+
+
+def measured(report: HostReport, **results: object) -> HostReport:
+    return report.model_copy(update={"active": ActiveTests.model_validate({"image": "x", **results})})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_roles_have_disjoint_gpus_and_cpus_of_their_own_node(layout: Layout) -> None:
+    report = probe(host(layout))
+    proposal = propose(report)
+    gpus = [gpu.index for role in proposal.roles for gpu in role.gpus]
+    assert len(gpus) == len(set(gpus)) == {2: 2, 4: 4, 8: 8}[len(layout.slots)]
+    cpus = [cpu for role in proposal.roles for cpu in role.cpus]
+    assert len(cpus) == len(set(cpus))
+    assert set(cpus) | set(proposal.system_cpus) == set(report.cpu.online)
+    assert set(cpus).isdisjoint(proposal.system_cpus)
+    nodes = {node.node: set(node.cpus) for node in report.numa or []}
+    for role in proposal.roles:
+        assert role.cpus and set(role.cpus) <= nodes[role.numa_node]
+        # A core's threads stay together.
+        for group in report.cpu.thread_siblings:
+            assert len(set(group) & set(role.cpus)) in {0, len(group)}
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (EIGHT_GPUS, [([0, 1, 2, 3], 0, "2-47,98-143"), ([4, 5, 6, 7], 1, "50-95,146-191")]),
+        (lookalike.SINGLE_SOCKET, [([0, 1, 2, 3], 0, "2-32,66-96"), ([4, 5, 6, 7], 0, "33-63,97-127")]),
+        (lookalike.MISSING_CPU, [([0, 1, 2, 3], 0, "2-22,24-47,98-143"), ([4, 5, 6, 7], 1, "50-95,146-191")]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Layout) else "",
+)
+def test_eight_gpus_become_prefill_and_decode(layout: Layout, expected: list[tuple[list[int], int, str]]) -> None:
+    proposal = propose(probe(host(layout)))
+    assert (proposal.profile, proposal.obstacles) == ("pd", ())
+    assert [
+        ([gpu.index for gpu in role.gpus], role.numa_node, format_cpu_list(list(role.cpus))) for role in proposal.roles
+    ] == expected
+
+
+def test_gpus_under_one_switch_stay_together_whatever_their_numbers() -> None:
+    """Indices alternate between the nodes: the groups follow the nodes, not the numbers."""
+    report = probe(host(EIGHT_GPUS))
+    order = [0, 4, 1, 5, 2, 6, 3, 7]
+    assert report.topology
+    links = {
+        f"GPU{row}": {
+            f"GPU{column}": report.topology.links[f"GPU{order[row]}"][f"GPU{order[column]}"] for column in range(8)
+        }
+        for row in range(8)
+    }
+    gpus = [report.gpus[old].model_copy(update={"index": new}) for new, old in enumerate(order)]
+    mixed = report.model_copy(update={"gpus": gpus, "topology": report.topology.model_copy(update={"links": links})})
+    assert [[gpu.index for gpu in part] for part in divide(mixed, gpus, 2, 4)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+def test_measured_bandwidth_counts_more_than_the_named_distance() -> None:
+    """On one node, GPUs 0, 2, 4 and 6 are measured to be near each other."""
+    report = probe(host(lookalike.SINGLE_SOCKET))
+    peers = [
+        PeerResult(source=one, target=other, bytes_per_second=50e9 if one % 2 == other % 2 else 5e9)
+        for one in range(8)
+        for other in range(8)
+        if one != other
+    ]
+    proposal = propose(measured(report, peers=peers))
+    assert [[gpu.index for gpu in role.gpus] for role in proposal.roles] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+@given(st.lists(st.tuples(st.sampled_from([0x20, 0x40, 0x60, 0x80]), st.integers(0, 1)), min_size=4, max_size=8))
+@settings(max_examples=40)
+def test_no_other_pair_of_groups_is_nearer(places: list[tuple[int, int]]) -> None:
+    """Against a plain search over every assignment."""
+    from itertools import combinations
+
+    slots = tuple(Slot(root, node) for root, node in places)
+    report = probe(host(EIGHT_GPUS))
+    gpus = [gpu.model_copy(update={"numa_node": slot.node}) for gpu, slot in zip(report.gpus, slots, strict=False)]
+    found = divide(report, gpus, 2, 2)
+
+    def total(parts: list[tuple[object, ...]]) -> tuple[float, float, float]:
+        costs = [cost(report, part) for part in parts]  # type: ignore[arg-type]
+        return sum(item[0] for item in costs), max(item[1] for item in costs), sum(item[2] for item in costs)
+
+    every = [
+        [one, other]
+        for one in combinations(gpus, 2)
+        for other in combinations(gpus, 2)
+        if not set(map(id, one)) & set(map(id, other))
+    ]
+    assert total(list(found)) == min(total(list(parts)) for parts in every)
+
+
+@pytest.mark.parametrize("layout", [lookalike.NPS4, lookalike.FIVE_AND_THREE], ids=lambda layout: layout.name)
+def test_a_host_without_two_groups_of_four_is_refused_with_the_reason(layout: Layout, tmp_path: Path) -> None:
+    report = probe(host(layout))
+    assert "would span nodes" in propose(report).obstacles[0]
+    with pytest.raises(HostError, match="would span nodes"):
+        init(report, tmp_path / "deploy.toml", env_file=None, image="i", dry_run=False, yes=True, as_json=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("layout", "engines"), [(lookalike.TWO_GPUS, 1), (lookalike.FOUR_GPUS, 2)])
+def test_two_and_four_gpus_are_planned_as_replicas(layout: Layout, engines: int, tmp_path: Path) -> None:
+    report = probe(host(layout))
+    proposal = propose(report)
+    assert (proposal.profile, len(proposal.roles)) == ("replicas", engines)
+    assert all(len(role.gpus) == 2 for role in proposal.roles)
+    # This version's deploy.toml has no such profile: init says so and writes nothing.
+    with pytest.raises(HostError, match="replicas"):
+        init(report, tmp_path / "deploy.toml", env_file=None, image="i", dry_run=False, yes=True, as_json=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_gpu_is_refused_because_the_weights_do_not_fit() -> None:
+    report = probe(host(lookalike.TWO_GPUS))
+    proposal = propose(report.model_copy(update={"gpus": report.gpus[:1]}))
+    assert proposal.roles == () and "one GPU does not hold the weights" in proposal.obstacles[0]
+
+
+def test_without_gpus_the_cpu_profile_is_proposed() -> None:
+    proposal = propose(probe(lookalike.no_gpu()))
+    assert (proposal.profile, proposal.roles, proposal.obstacles) == ("cpu", (), ())
+
+
+@pytest.mark.parametrize("machine", [lookalike.gpu_lost(), host(EIGHT_GPUS).without("nvidia-smi")])
+def test_gpus_that_are_there_and_do_not_answer_are_no_reason_for_the_cpu_profile(machine: RecordedHost) -> None:
+    assert propose(probe(machine)).obstacles
+
+
+def test_a_gpu_with_mig_is_left_out() -> None:
+    proposal = propose(probe(lookalike.mig_on()))
+    assert 2 not in [gpu.index for role in proposal.roles for gpu in role.gpus]
+    assert "GPU 2 is left out: MIG is on" in proposal.remarks
+
+
+def test_transport_follows_the_measurement() -> None:
+    def transfer(transport: str, speed: float) -> TransferResult:
+        return TransferResult.model_validate(
+            {"transport": transport, "memory": "cuda", "outcome": "ok", "bytes_per_second": speed}
+        )
+
+    report = probe(host(EIGHT_GPUS))
+    assert propose(report).transport == "isolated"
+    faster = measured(report, transfers=[transfer("isolated", 6e9), transfer("p2p", 40e9)])
+    assert propose(faster).transport == "p2p" and "40.0 GB/s" in propose(faster).transport_reason
+    assert (
+        propose(measured(report, transfers=[transfer("isolated", 6e9), transfer("p2p", 6e9)])).transport == "isolated"
+    )
+
+
+def test_peer_to_peer_is_switched_off_where_it_was_seen_to_fail() -> None:
+    report = probe(host(EIGHT_GPUS))
+
+    def level(changed: HostReport) -> object:
+        return {setting.name: setting.value for setting in propose(changed).settings}["NCCL_P2P_LEVEL"]
+
+    assert level(report) == "PHB"
+    hang = AllReduceResult(device="cuda", ranks=8, peer_to_peer=True, outcome="hang")
+    assert level(measured(report, all_reduces=[hang])) == "LOC"
+    refused = host(EIGHT_GPUS).answering("nvidia-smi topo -p2p r", " \tGPU0\tGPU1\n GPU0\tX\tCNS\n GPU1\tCNS\tX\n")
+    assert level(probe(refused)) == "LOC"
+
+
+def test_every_setting_is_a_variable_of_the_compose_file() -> None:
+    compose = (Path(__file__).parents[2] / "compose.yaml").read_text()
+    limited = (
+        host(EIGHT_GPUS)
+        .with_file("/proc/1402/status", "CapEff:\t0000000000000000\n")
+        .with_file("/proc/1402/limits", "Max locked memory  8192  8192  bytes\nMax open files  1024  1024  files\n")
+    )
+    proposed = propose(probe(limited)).settings
+    assert {setting.name for setting in proposed} == {"NCCL_P2P_LEVEL", "MEMLOCK", "NOFILE"}
+    for setting in proposed:
+        assert f"${{{setting.name}:-" in compose and setting.reason
+
+
+@pytest.mark.parametrize("uuids", [True, False])
+def test_the_proposal_is_a_valid_spec_that_says_the_same(uuids: bool) -> None:
+    report = probe(host(EIGHT_GPUS))
+    keep = Spec(router=Router(port=31000, extra_arguments='--x "a\\b"\tü'), variables={"NCCL_DEBUG": "INFO"})
+    spec = parse(to_toml(propose(report), keep, uuids), Path("deploy.toml")).spec
+    assert spec.prefill.gpus == (tuple(lookalike.uuid(index) for index in range(4)) if uuids else (0, 1, 2, 3))
+    assert (spec.decode.numa_node, spec.decode.cpus) == (1, "50-95,146-191")
+    assert spec.router == keep.router
+    assert spec.variables == {"NCCL_DEBUG": "INFO", "NCCL_P2P_LEVEL": "PHB"}
+
+
+CPU_PROPOSAL = propose(probe(lookalike.no_gpu()))
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
+def test_any_text_a_person_wrote_survives(argument: str) -> None:
+    keep = Spec(router=Router(extra_arguments=argument))
+    text = to_toml(CPU_PROPOSAL, keep, False)
+    assert parse(text, Path("deploy.toml")).spec.router.extra_arguments == argument
+
+
+def test_the_memory_plan_adds_up() -> None:
+    plan = plan_memory(97887, 0.85, 4)
+    assert abs(plan.weights + plan.kv_cache + plan.rest - plan.total) <= 1
+    assert plan.tokens * bytes_per_token() <= plan.kv_cache
+    # By hand: 21 * 716 / 4 + 20 * 584 / 128 bytes.
+    assert bytes_per_token() == 3759 + 91.25
+    assert not plan_memory(24576, 0.85, 2).fits
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_the_drawing_shows_every_gpu_with_its_role(layout: Layout) -> None:
+    report = probe(host(layout))
+    proposal = propose(report)
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console.print(draw(report, proposal))
+    text = console.export_text()
+    for role in proposal.roles:
+        for rank, gpu in enumerate(role.gpus):
+            assert f"GPU {gpu.index} {gpu.pci_address}" in text and f"{role.name} rank {rank}" in text
+    for node in layout.nodes:
+        assert f"NUMA node {node}" in text
+
+
+def test_tiny_and_unknown_processors_leave_the_choice_open() -> None:
+    report = probe(RecordedHost())
+    assert assign_cpus(report, [0, 0]) == ([(), ()], ())
+    one_core = probe(host(Layout("two-gpus", lookalike.TWO_GPUS.slots, {0: ("0-1", GIB)}, sockets=1)))
+    sets, system = assign_cpus(one_core, [0])
+    assert sets == [()] and system == (0, 1)
+
+
+def test_writing_needs_a_yes_and_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "deploy.toml"
+    write(path, "a = 1\n", dry_run=False, yes=False)
+    assert path.read_text() == "a = 1\n"
+    write(path, "a = 1\n", dry_run=False, yes=False)
+    write(path, "a = 2\n", dry_run=True, yes=True)
+    with pytest.raises(DeployError, match="differs"):
+        write(path, "a = 2\n", dry_run=False, yes=False)
+    assert path.read_text() == "a = 1\n"
+    path.chmod(0o600)
+    write(path, "a = 2\n", dry_run=False, yes=True)
+    assert path.read_text() == "a = 2\n" and path.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in tmp_path.iterdir()] == ["deploy.toml"]
+
+
+def test_init_writes_spec_and_env_file(tmp_path: Path) -> None:
+    app = typer.Typer()
+    report = probe(host(EIGHT_GPUS))
+
+    @app.command()
+    def run() -> None:
+        init(
+            report,
+            tmp_path / "deploy.toml",
+            env_file=tmp_path / ".env",
+            image="img:1",
+            dry_run=False,
+            yes=False,
+            as_json=False,
+        )
+
+    result = CliRunner().invoke(app)
+    assert result.exit_code == 0, result.output
+    assert parse((tmp_path / "deploy.toml").read_text(), Path("deploy.toml")).spec.profile == "pd"
+    env = (tmp_path / ".env").read_text()
+    for line in (
+        "IMAGE=img:1",
+        f"DECODE_GPU_3=nvidia.com/gpu={lookalike.uuid(7)}",
+        "PREFILL_NUMA_NODE=0",
+        "NCCL_P2P_LEVEL=PHB",
+    ):
+        assert line in env
