@@ -101,7 +101,7 @@ def ensure_image(
         if not rebuild and (found := find_image(inputs.tag, docker)):
             return found
         check_docker(docker)
-        check_disk(docker, inputs, cache, wheel_cache, rebuild)
+        check_disk(docker, inputs, cache, wheel_cache, rebuild, progress)
         check_uv(uv, inputs.uv_version)
         step, begun = "fetch Debian packages", time.monotonic()
         progress(BuildEvent("packages", step, "started"))
@@ -189,8 +189,15 @@ def check_docker(docker: DockerClient) -> None:
         raise HostError("Docker's buildx is too old", f"it says {answer.strip()!r}", fix)
 
 
-def check_disk(docker: DockerClient, inputs: ImageInputs, cache: Path, wheel_cache: bool, rebuild: bool) -> None:
-    """Make sure that the image fits, before the download and not after it.
+def check_disk(
+    docker: DockerClient,
+    inputs: ImageInputs,
+    cache: Path,
+    wheel_cache: bool,
+    rebuild: bool,
+    progress: Callable[[BuildEvent], None] = lambda event: None,
+) -> None:
+    """Say how much disk the image needs and make sure that it fits, before the download and not after it.
 
     Raises:
         HostError: it does not.
@@ -205,6 +212,8 @@ def check_disk(docker: DockerClient, inputs: ImageInputs, cache: Path, wheel_cac
         places.append((root, "Docker keeps its data", image))
     for place, use, needed in places:
         free = shutil.disk_usage(place).free
+        room = f"needs {needed / GIGABYTE:.1f} GB in {place}, {free / GIGABYTE:.1f} GB are free"
+        progress(BuildEvent("packages", room, "finished"))
         if free < needed:
             raise HostError(
                 "the disk is too small for the image",

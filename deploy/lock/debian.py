@@ -162,6 +162,7 @@ def find_mirrors(suite: str, mirror: str | None = None, security_mirror: str | N
     Raises:
         DeployError: nothing was asked for and this machine's apt knows no Debian mirror.
     """
+    mirror = mirror or os.environ.get("DEBIAN_MIRROR")
     if mirror is None:
         targets = _apt_targets() if shutil.which("apt-get") else ""
         found = parse_apt_targets(targets, suite)
@@ -171,7 +172,8 @@ def find_mirrors(suite: str, mirror: str | None = None, security_mirror: str | N
         raise DeployError(
             "no Debian mirror is known",
             "none was given and this machine's apt configuration has no Debian archive",
-            "name one: --mirror http://HOST/debian (and --security-mirror, if it is not at http://HOST/debian-security)",
+            "name one: DEBIAN_MIRROR=http://HOST/debian in the environment, or --mirror http://HOST/debian "
+            "(and --security-mirror, if it is not at http://HOST/debian-security)",
         )
     mirror = mirror.rstrip("/")
     return Mirrors(debian=mirror, debian_security=(security_mirror or f"{mirror}-security").rstrip("/"))

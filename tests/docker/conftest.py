@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import uuid
@@ -17,6 +18,9 @@ from python_on_whales import DockerClient
 
 from deploy.image.build import ensure_image
 from deploy.model import tiny
+
+# Programs under test are interrupted; a shell that runs the tests in the background has them ignore that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[2]
 API_KEY = "sk-a-secret-of-the-test"

@@ -67,8 +67,10 @@ def test_every_argument_of_the_gpu_host_is_one_that_the_locked_sglang_knows(imag
         "    print(args.disaggregation_mode, args.base_gpu_id, *args.numa_node)\n"
     )
     done = subprocess.run(
-        ["docker", "run", "--rm", "--interactive", "--network=none", "--env=SGLANG_USE_CPU_ENGINE=1"]
-        + ["--env=PYTHONPATH=/opt/cpu_standins", image, "python", "-c", script],
+        [
+            *("docker", "run", "--rm", "--interactive", "--network=none", "--env=SGLANG_USE_CPU_ENGINE=1"),
+            *("--env=PYTHONPATH=/opt/cpu_standins", image, "python", "-c", script),
+        ],
         input=json.dumps([services[engine] for engine in ENGINES]),
         capture_output=True,
         text=True,
