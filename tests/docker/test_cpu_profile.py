@@ -273,6 +273,7 @@ def test_a_bug_report_has_the_logs_of_all_roles_and_no_key(
     state = State(tmp_path / "state")
     state.environment.parent.mkdir(parents=True, exist_ok=True)
     state.environment.write_text(stack.environment.read_text())
+    state.api_key.parent.mkdir(parents=True, exist_ok=True)
     state.api_key.write_text(API_KEY)
     monkeypatch.setenv("SOME_TOKEN", "a-token-of-the-shell")
     path = report(ROOT, ROOT / "deploy.toml", state, probe(LocalMachine()), Needs(), tmp_path / "report.tar.gz")
