@@ -85,13 +85,12 @@ test-unit: .venv/.synced  ## the quick unit tests, under a minute, no Docker
 .PHONY: test-docker
 test-docker: .venv/.synced  ## the real stack in containers
 	$(DEPLOY) build
-	.venv/bin/pytest tests/docker --ignore tests/docker/test_bench_stack.py
+	.venv/bin/pytest -m "not quiet" tests/docker
 
-# Its windows are judged by the load test's own validity rules, which a busy machine fails: not part of `make test`.
-.PHONY: test-bench
-test-bench: .venv/.synced  ## the load test against the real stack; needs a running Docker engine and a quiet machine
+.PHONY: test-quiet
+test-quiet: .venv/.synced  ## what measures the real stack; needs a running Docker engine and a machine that does nothing else
 	$(DEPLOY) build
-	.venv/bin/pytest tests/docker/test_bench_stack.py
+	.venv/bin/pytest -m quiet tests/docker
 
 # Against the engine's own torch and Triton: in the image, without network and GPU.
 .cache/test-packages/.synced: $(UV) uv.lock

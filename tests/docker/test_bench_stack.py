@@ -22,6 +22,9 @@ OUTPUT = 32
 WARMUP, WINDOW, SETTLED = 15, 30, 25
 
 
+pytestmark = pytest.mark.quiet
+
+
 @pytest.fixture(scope="module")
 def project(image: str, model: Path, api_key_file: Path) -> Iterator[Project]:
     variables = {"IMAGE": image, "MODEL_PATH": str(model), "API_KEY_FILE": str(api_key_file)}

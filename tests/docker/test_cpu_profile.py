@@ -286,6 +286,7 @@ def test_a_bug_report_has_the_logs_of_all_roles_and_no_key(
         assert not [name for name, content in files.items() if secret.encode() in content]
 
 
+@pytest.mark.quiet
 def test_an_idle_role_uses_at_most_five_percent_of_a_core(project: Project) -> None:
     # Other work on the machine only adds to what is counted: the quietest of several windows counts.
     shares: dict[str, float] = {}
