@@ -14,13 +14,8 @@ PUBLIC_HOSTS = (
     "github.com",
     "githubusercontent.com",
     "huggingface.co",
-    "pypi.org",
-    "pythonhosted.org",
     "docker.com",
-    "docker.io",
     "nvidia.com",
-    "debian.org",
-    "ubuntu.com",
 )
 """Sites whose names say nothing about the host."""
 SHORTEST_SECRET = 4
