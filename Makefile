@@ -79,7 +79,7 @@ lock-check: .venv/.synced  ## does deploy.lock agree with the repository and dep
 
 SELECT ?= -m "not slow"
 .PHONY: test-unit
-test-unit: .venv/.synced  ## the quick unit tests, under a minute, no Docker
+test-unit: .venv/.synced  ## the quick unit tests, no Docker
 	.venv/bin/pytest --numprocesses auto $(SELECT) tests/unit
 
 .PHONY: test-docker
