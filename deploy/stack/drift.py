@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
 from sm120_kernels.plugin.table import ON
 
 from deploy.host.docker_facts import parse_version
 from deploy.lock.model import ImageLock, KernelsLock, Lock, LockedRole
-from deploy.lock.options import options
+from deploy.lock.options import contradictions, options, words
 from deploy.lock.tree import tree_hash
 from deploy.stack.compose import ENGINES
 from deploy.stack.observe import Inside, Observed
@@ -118,29 +117,10 @@ def report_drifts(role: str, locked: LockedRole, inside: Inside) -> list[Drift]:
     report = inside.report
     if report is None:
         return [Drift(role, "server's report", "an answer", inside.silence)]
-    drifts: list[Drift] = []
-    for option, values in options(locked.arguments).items():
-        key = option.removeprefix("--").replace("-", "_")
-        if option and key not in report:
-            drifts.append(Drift(role, f"server's {key}", _words(values), "not reported"))
-        elif option and not agrees(values, report[key]):
-            drifts.append(Drift(role, f"server's {key}", _words(values), str(report[key])))
-    return drifts
-
-
-def agrees(values: tuple[str, ...], reported: Any) -> bool:
-    """Is a reported value the one that an option's words stand for?
-
-    Args:
-        values: the words after the option; none for a switch.
-        reported: as JSON has it.
-    """
-    if not values:
-        return reported is True
-    if isinstance(reported, list):
-        items = cast("list[Any]", reported)
-        return len(items) == len(values) and all(_equal(*pair) for pair in zip(values, items, strict=True))
-    return len(values) == 1 and _equal(values[0], reported)
+    return [
+        Drift(role, f"server's {wrong.key}", wrong.expected, wrong.found)
+        for wrong in contradictions(locked.arguments, report)
+    ]
 
 
 def version_drifts(what: str, least: str, found: str | None) -> list[Drift]:
@@ -148,17 +128,6 @@ def version_drifts(what: str, least: str, found: str | None) -> list[Drift]:
     if found and parse_version(found) >= parse_version(least):
         return []
     return [Drift("host", what, f"{least} or newer", found or "none")]
-
-
-def _equal(word: str, reported: Any) -> bool:
-    if isinstance(reported, bool):
-        return word.lower() == str(reported).lower()
-    if isinstance(reported, int | float):
-        try:
-            return float(word) == reported
-        except ValueError:
-            return False
-    return word == reported
 
 
 def _mapping_drifts(role: str, what: str, locked: Mapping[str, str], found: Mapping[str, str]) -> list[Drift]:
@@ -170,8 +139,4 @@ def _mapping_drifts(role: str, what: str, locked: Mapping[str, str], found: Mapp
 
 
 def _joined(arguments: tuple[str, ...]) -> dict[str, str]:
-    return {option: _words(values) for option, values in options(arguments).items()}
-
-
-def _words(values: tuple[str, ...]) -> str:
-    return " ".join(values) if values else "set"
+    return {option: words(values) for option, values in options(arguments).items()}

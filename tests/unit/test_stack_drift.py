@@ -3,13 +3,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sm120_kernels.plugin.table import HOOKS
 
 from deploy.lock.model import EngineLock, HostLock, KernelsLock, Lock, LockedHook, LockedPatch, RuntimeLock
 from deploy.lock.tree import tree_hash
-from deploy.stack.drift import Drift, agrees, image_drifts, role_drifts, version_drifts
+from deploy.stack.drift import Drift, image_drifts, role_drifts, version_drifts
 from deploy.stack.observe import Inside, Observed
 from deploy.stack.roles import locked_role
 from tests.unit.locks import image, layer
@@ -148,40 +146,6 @@ def test_a_hook_whose_switch_is_off_must_not_be_there() -> None:
 
 def test_a_profile_that_is_not_locked_is_a_drift() -> None:
     assert role_drifts(Lock(), "pd", [prefill()], {}) == [Drift("stack", "profile", "one of none", "pd")]
-
-
-@given(
-    st.booleans()
-    | st.integers(-(2**31), 2**31)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(codec="ascii"), max_size=5)
-)
-def test_a_value_agrees_with_how_a_command_line_would_write_it(value: Any) -> None:
-    assert agrees((str(value),), value)
-    assert agrees((str(value), str(value)), [value, value])
-    assert not agrees((str(value),), [value, value])
-    assert not agrees((f"{value}x",), value)
-
-
-@pytest.mark.parametrize(
-    ("values", "reported", "agree"),
-    [
-        ((), True, True),
-        ((), False, False),
-        ((), 1, False),
-        (("0.85",), 0.85, True),
-        (("8192",), 8192.0, True),
-        (("x",), 1, False),
-        (("None",), None, False),
-        (("/health", "/metrics"), ["/health", "/metrics"], True),
-        (("/health",), ["/health"], True),
-        (("/health", "/metrics"), "/health /metrics", False),
-    ],
-)
-def test_switches_numbers_and_lists_are_compared_as_what_they_are(
-    values: tuple[str, ...], reported: Any, agree: bool
-) -> None:
-    assert agrees(values, reported) is agree
 
 
 @pytest.mark.parametrize(
