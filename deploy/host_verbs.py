@@ -32,6 +32,7 @@ ERRORS_FOUND = 3
 
 class ProfileName(StrEnum):
     pd = "pd"
+    replicas = "replicas"
     cpu = "cpu"
 
 
