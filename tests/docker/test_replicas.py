@@ -250,50 +250,109 @@ def test_each_engine_sees_exactly_its_gpus(
     assert project.leftovers() == []
 
 
+# What config.json says of a DeepSeek-V4, as far as SGLang reads it before it loads weights.
+DEEPSEEK: dict[str, Any] = {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "model_type": "deepseek_v4",
+    "vocab_size": 1024,
+    "hidden_size": 4096,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 1,
+    "head_dim": 512,
+    "q_lora_rank": 1024,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 448,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 512,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "index_topk": 512,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 2048,
+    "max_position_embeddings": 131072,
+    "sliding_window": 128,
+    "window_size": 128,
+    "compress_ratios": [0, 4, 128],
+    "num_nextn_predict_layers": 1,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+}
+NVFP4 = {"quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4", "group_size": 16}
+DSPARK = {
+    "dspark_block_size": 5,
+    "dspark_markov_rank": 64,
+    "dspark_noise_token_id": 3,
+    "dspark_target_layer_ids": [0, 1, 2],
+}
+RESOLVE = """
+import argparse, json, sys
+from engine_runtime.launch import arguments
+from sglang.srt.server_args import prepare_server_args
+from sglang_router.router_args import RouterArgs
+NAMES = ("tp_size", "numa_node", "moe_runner_backend", "attention_backend", "speculative_algorithm",
+         "speculative_num_draft_tokens", "speculative_draft_model_path")
+services = json.load(sys.stdin)
+router = arguments(services["router"]["command"], services["router"]["environment"])[1]
+parser = argparse.ArgumentParser(allow_abbrev=False)
+RouterArgs.add_cli_args(parser)
+print(json.dumps(parser.parse_args(router).worker_urls))
+for name, service in services.items():
+    if name != "router":
+        rest = arguments(service["command"], service["environment"])[1]
+        args = prepare_server_args([*rest, "--device=cuda", "--skip-tokenizer-init"])
+        args.resolve_once()
+        found = args.resolved_dict()
+        print(json.dumps([found[key] for key in NAMES]))
+"""
+
+
 @pytest.mark.parametrize(
-    ("size", "engines", "speculation", "variant"),
+    ("size", "engines", "rest", "config", "expected"),
     [
-        (2, 4, "eagle", "mxfp4"),
-        (4, 2, "dspark", "mxfp4"),
-        (2, 1, "none", "nvfp4"),
+        (2, 4, 'speculation = "eagle"', {}, ["flashinfer_mxfp4", "dsv4", "EAGLE", 4, "/model"]),
+        (4, 2, 'speculation = "dspark"', DSPARK, ["flashinfer_mxfp4", "dsv4", "DSPARK", 6, "/model"]),
+        (
+            2,
+            1,
+            'speculation = "dspark"\ndraft_path = "d"\nmoe_backend = "marlin"',
+            {},
+            ["marlin", "dsv4", "DSPARK", 6, "/draft"],
+        ),
+        (
+            2,
+            2,
+            '[model]\nvariant = "nvfp4"',
+            {"quantization_config": DEEPSEEK["quantization_config"] | NVFP4},
+            ["flashinfer_cutlass", "dsv4", None, None, None],
+        ),
     ],
+    ids=["eagle", "dspark in the model", "dspark beside it", "nvfp4"],
 )
-def test_every_argument_is_one_that_the_locked_sglang_and_router_know(
-    image: str, size: int, engines: int, speculation: str, variant: str
+def test_sglang_resolves_a_deepseek_with_these_arguments_to_what_the_spec_says(
+    image: str, tmp_path: Path, size: int, engines: int, rest: str, config: dict[str, Any], expected: list[Any]
 ) -> None:
-    text = f'{layout(size, engines)}[engine]\nspeculation = "{speculation}"\n[model]\nvariant = "{variant}"\n'
+    (tmp_path / "model").mkdir()
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(DEEPSEEK | config))
+    (tmp_path / "draft" / "config.json").write_text(json.dumps(DEEPSEEK | DSPARK))
+    tmp_path.chmod(0o755)
     files = compose_files("replicas", gpus_per_engine=size)
-    named = given(text)
+    named = given(f"{layout(size, engines)}[engine]\n{rest}\n")
     services = Project("dsv4", new_project(*files).files, named).config()["services"]
-    script = (
-        "import argparse, json, sys\n"
-        "from engine_runtime.launch import arguments\n"
-        "from sglang.srt.server_args import ServerArgs\n"
-        "from sglang_router.router_args import RouterArgs\n"
-        "for service in json.load(sys.stdin):\n"
-        "    role, rest = arguments(service['command'], service['environment'])\n"
-        "    parser = argparse.ArgumentParser(allow_abbrev=False)\n"
-        "    (RouterArgs if role == 'router' else ServerArgs).add_cli_args(parser)\n"
-        "    args = parser.parse_args(rest)\n"
-        "    if role == 'router': print(args.worker_urls)\n"
-        "    else: print(args.tp_size, args.numa_node, args.speculative_algorithm, args.moe_runner_backend)\n"
-    )
     done = subprocess.run(
         [
-            *("docker", "run", "--rm", "--interactive", "--network=none", "--env=SGLANG_USE_CPU_ENGINE=1"),
-            *("--env=PYTHONPATH=/opt/cpu_standins", image, "python", "-c", script),
+            *("docker", "run", "--rm", "--interactive", "--network=none", "--env=HF_HUB_OFFLINE=1"),
+            *("--env=PYTHONPATH=/opt/cpu_standins", f"--volume={tmp_path}/model:/model:ro"),
+            *(f"--volume={tmp_path}/draft:/draft:ro", image, "python", "-c", RESOLVE),
         ],
-        input=json.dumps(list(services.values())),
+        input=json.dumps(services),
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    backend = {"mxfp4": "flashinfer_mxfp4", "nvfp4": "flashinfer_cutlass"}[variant]
-    algorithm = None if speculation == "none" else speculation.upper()
-    nodes = [number * size // 4 for number in range(engines)]
-    urls = [f"http://{name}:30000" for name in services if name != "router"]
-    assert done.stdout.splitlines()[-engines - 1 :] == [
-        *(f"{size} {[node] * size} {algorithm} {backend}" for node in nodes),
-        str(urls),
-    ]
+    urls, *resolved = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert urls == [f"http://{name}:30000" for name in services if name != "router"]
+    assert resolved == [[size, [number * size // 4] * size, *expected] for number in range(engines)]
