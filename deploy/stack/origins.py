@@ -60,7 +60,12 @@ def variable_names(files: Iterable[Path]) -> set[str]:
     paths = list(files)
     found = {match.group(1) for file in paths for match in _VARIABLE.finditer(_without_comments(file.read_text()))}
     for file in paths:
-        for _, services in _layers(file)[:-1]:
+        try:
+            below = _layers(file)[:-1]
+        except yaml.YAMLError:
+            # Compose says so itself, with the line.
+            continue
+        for _, services in below:
             nodes = [node for entries in services.values() for key, node in entries.items() if key != "command"]
             found |= {name for node in nodes for text in _texts(node) for name in _VARIABLE.findall(text)}
     return found

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deploy.cli import app
+from deploy import cli, host_verbs
+from deploy.cli import RoleName, app
+from deploy.spec.profiles import ALL_ROLES, ENGINES
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = Path(sys.executable).parent / "deploy"
@@ -80,6 +82,12 @@ def refused(result: "subprocess.CompletedProcess[str]", code: int, *words: str) 
     for word in words:
         assert word in result.stderr
     assert "fix:" in result.stderr
+
+
+def test_the_words_for_roles_and_profiles_are_those_of_the_profiles() -> None:
+    assert tuple(role.value for role in RoleName) == ALL_ROLES
+    for names in (cli.ProfileName, host_verbs.ProfileName):
+        assert {name.value for name in names} == set(ENGINES)
 
 
 def test_every_verb_has_help_with_examples() -> None:

@@ -8,7 +8,7 @@ import lookalike
 import pytest
 from lookalike import EIGHT_GPUS, RecordedHost, docker_info, host
 
-from deploy.doctor.finding import Finding, Needs, RoleNeeds, Severity
+from deploy.doctor.finding import Finding, Needs, RoleNeeds, Severity, needs_of
 from deploy.doctor.run import all_checks, run_checks
 from deploy.host.probe_host import probe
 from deploy.host.report import (
@@ -21,6 +21,7 @@ from deploy.host.report import (
     TransferResult,
     Unseen,
 )
+from deploy.spec.load import parse
 
 QUERY = "nvidia-smi --query-gpu"
 LSPCI = "lspci -D -vvv"
@@ -102,6 +103,7 @@ class Case:
 
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 BARE = Needs()
+
 CASES = [
     Case("gpu.none", lookalike.no_gpu, E, 'profile = "cpu"'),
     Case("gpu.none", lookalike.no_gpu, N, "make demo", BARE),
@@ -441,3 +443,14 @@ def test_every_check_is_documented_in_its_own_words() -> None:
     rows = [line for line in document.splitlines() if line.startswith("| `") and "." in line.split("`")[1]]
     described = {check.id: (check.function.__doc__ or "").splitlines()[0] for check in all_checks()}
     assert rows == [f"| `{id}` | {words} |" for id, words in described.items()]
+
+
+def test_what_a_spec_with_replicas_needs_is_checked_like_prefill_and_decode() -> None:
+    tables = "[[replica]]\ngpus = [0, 1]\nnuma_node = 1\n[[replica]]\ngpus = [2, 9]\nnuma_node = 0\n"
+    needs = needs_of(parse(f'profile = "replicas"\n{tables}', Path("deploy.toml")).spec, None, 0)
+    assert [role.name for role in needs.roles] == ["engine", "engine-2"]
+    found = run_checks(probe(host(EIGHT_GPUS)), needs)
+    seen = "; ".join(finding.seen for finding in found)
+    # GPUs 0 and 1 hang on node 0, and there is no GPU 9.
+    assert "engine" in seen and "deploy.toml names GPUs that are not here: 9" in seen
+    assert "gpu.none" in {finding.id for finding in run_checks(probe(lookalike.no_gpu()), needs)}

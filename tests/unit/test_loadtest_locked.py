@@ -39,6 +39,20 @@ def test_an_engine_that_reports_otherwise_is_named(change: dict[str, Any], text:
     assert differences(LOCKS, {"decode": REPORT | change}, None) == [text]
 
 
+def test_each_replica_is_held_against_its_own_arguments() -> None:
+    nodes = {"engine": "0", "engine-2": "1"}
+    roles = {
+        name: locked_role(name, ["engine", "--served-model-name=r", f"--numa-node={node}"], {})
+        for name, node in nodes.items()
+    }
+    locks = Locks({}, None, Lock(roles={"replicas": roles}))
+    reports = {name: {"served_model_name": "r", "numa_node": [int(node)]} for name, node in nodes.items()}
+    assert differences(locks, reports, None) == []
+    assert differences(locks, {"engine-2": reports["engine"]}, None) == [
+        "engine-2 has numa_node = [0], the lock says 1"
+    ]
+
+
 def test_another_image_is_named_with_the_command_that_locks_it() -> None:
     [text] = differences(LOCKS, {"decode": REPORT}, f"sha256:{'9' * 64}")
     assert "sha256:999" in text and "deploy lock --update image" in text

@@ -302,3 +302,15 @@ def test_the_routers_page_has_each_engine() -> None:
     ]
     found = parse_metrics("\n".join(lines))
     assert found == {"decode": {"requests": 1.0}, "decode-2": {"requests": 2.0}, "prefill": {"requests": 3.0}}
+
+
+def test_engines_that_do_both_roles_have_the_names_of_their_services() -> None:
+    lines = [
+        "# TYPE sglang_num_requests_total counter",
+        *(
+            f'sglang_num_requests_total{{engine_type="unified",worker_addr="http://{name}:30000"}} {k}'
+            for k, name in enumerate(("engine-2", "engine", "engine-3"))
+        ),
+    ]
+    found = {name: values["requests"] for name, values in parse_metrics("\n".join(lines)).items()}
+    assert found == {"engine": 1.0, "engine-2": 0.0, "engine-3": 2.0}

@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from deploy.lock.diff import diff
 from deploy.lock.model import EngineLock, ImageLock, Lock, LockedRole, dump, read_lock, write_lock
 from deploy.lock.resolve import Sources, check_lock, derive, profile_roles, update_lock
 from deploy.spec.load import load, parse
+from deploy.spec.profiles import ENGINES
 from tests.unit.locks import layer
 
 REPOSITORY = Path(__file__).parents[2]
@@ -327,6 +329,26 @@ def test_compose_files_that_do_not_parse_are_an_error_with_composes_words(reposi
     append("compose.cpu.yaml", "services: [\n")(repository)
     with pytest.raises(DeployError, match="compose files"):
         profile_roles(repository, load(repository / "deploy.toml"), "cpu")
+
+
+@pytest.mark.parametrize(("gpus", "engines"), [("[0, 1]", 3), ("[0, 1, 2, 3]", 1)])
+def test_the_roles_of_replicas_are_the_engines_that_the_spec_asks_for(gpus: str, engines: int, tmp_path: Path) -> None:
+    spec = tmp_path / "deploy.toml"
+    tables = "".join(
+        f"[[replica]]\ngpus = {[gpu + number * 2 for gpu in json.loads(gpus)]}\nnuma_node = {number}\n"
+        for number in range(engines)
+    )
+    spec.write_text(f'profile = "replicas"\n{tables}[engine]\nspeculation = "eagle"\n')
+    roles = profile_roles(REPOSITORY, load(spec), "replicas")
+    assert list(roles) == [*ENGINES["replicas"][:engines], "router"]
+    for number in range(engines):
+        arguments = roles["engine" if number == 0 else f"engine-{number + 1}"].arguments
+        size = len(json.loads(gpus))
+        assert f"--tp-size={size}" in arguments and "--speculative-algorithm=EAGLE" in arguments
+        assert arguments[arguments.index("--numa-node") + 1 :][:size] == (str(number),) * size
+    assert [word for word in roles["router"].arguments if word.startswith("http")] == [
+        f"http://{name}:30000" for name in roles if name != "router"
+    ]
 
 
 def test_without_docker_compose_the_fix_is_named(repository: Path) -> None:
