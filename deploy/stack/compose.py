@@ -133,6 +133,23 @@ class Stack:
                 "Docker could not start the containers", words(error), "deploy config shows what was asked for"
             ) from error
 
+    def retire(self) -> None:
+        """Remove the containers of services that the configuration does not have: they hold GPUs.
+
+        Compose's own `--remove-orphans` leaves those that only a switched-off Compose profile has.
+
+        Raises:
+            DeployError: Docker does not let go of one.
+        """
+        services: dict[str, Any] = self.config()["services"]
+        old = [state.container for state in self.roles() if state.role not in services]
+        try:
+            for container in old:
+                DockerClient().container.stop(container)
+            DockerClient().container.remove([*old], force=True, volumes=True)
+        except DockerException as error:
+            raise DeployError("an engine of before cannot be removed", words(error), "deploy down") from error
+
     def roles(self) -> list[RoleState]:
         """All containers of the project: the engines in their order, the router, others."""
         containers = DockerClient().container.list(all=True, filters={"label": f"{_PROJECT}={self.project}"})

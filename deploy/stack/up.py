@@ -121,6 +121,7 @@ def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
             config = stack.config()
             target = endpoint(config)
             with step("start", report) as running:
+                stack.retire()
                 for roles in _waves(config["services"], stack.engines):
                     stack.start(roles)
                     wait_healthy(stack, roles, state, report)

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from checks import check_confinement, check_reach, connects
-from conftest import API_KEY, Project, docker, new_project, running
+from conftest import API_KEY, ROOT, Project, docker, new_project, running
 from test_gpu_host import seen_gpus
 
 from deploy.host.probe_host import LocalMachine
@@ -247,6 +247,30 @@ def test_each_engine_sees_exactly_its_gpus(
             check_confinement(project, name)
         assert seen_gpus(project, "router") == []
         check_reach(project, tuple(names))
+    assert project.leftovers() == []
+
+
+def test_engines_that_a_smaller_layout_no_longer_has_give_their_gpus_back(
+    image: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_gpus: list[str]
+) -> None:
+    def named(engines: int) -> dict[str, str]:
+        return {
+            name: fake_gpus[int(value.partition("=")[2])] if "_GPU_" in name else value
+            for name, value in given(layout(2, engines)).items()
+        }
+
+    files = ("compose.replicas.yaml", "tests/docker/replicas-standin.yaml")
+    with running(new_project(*files, **{"IMAGE": image, "MODEL_PATH": str(model)}, **named(4))) as project:
+        monkeypatch.setenv("COMPOSE_PROJECT_NAME", project.name)
+        environment = tmp_path / "stack.env"
+        environment.write_text(
+            "".join(f'{name}="{value}"\n' for name, value in (dict(project.variables) | named(2)).items())
+        )
+        smaller = Stack(ROOT, environment, "replicas")
+        assert smaller.engines == ENGINES
+        # What `deploy up` does before it starts anything.
+        smaller.retire()
+        assert [state.role for state in smaller.roles()] == [*ENGINES, "router"]
     assert project.leftovers() == []
 
 
