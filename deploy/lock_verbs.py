@@ -3,21 +3,33 @@
 What a verb needs is imported in it: `diff` and `lock --check` are called often and shall not wait for the rest.
 """
 
-import json
 import sys
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from deploy.command_line import (
+    ROOT,
+    SPEC,
+    STATE,
+    CertificatesOption,
+    JsonOption,
+    MirrorOption,
+    SecurityMirrorOption,
+    SpecOption,
+    StateOption,
+    examples,
+    print_json,
+    verbs,
+)
+
 if TYPE_CHECKING:
     from deploy.lock.resolve import Disagreement
 
-ROOT = Path(__file__).resolve().parents[1]
-SPEC, STATE = ROOT / "deploy.toml", ROOT / ".state"
 FAILED = 1
 RUNNING = "running"
 
@@ -31,27 +43,9 @@ class PartName(StrEnum):
     image = "image"
 
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+app = verbs()
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
-
-SpecOption = Annotated[
-    Path, typer.Option("--spec", envvar="DEPLOY_SPEC", help="The spec to follow.", show_default="deploy.toml")
-]
-StateOption = Annotated[
-    Path,
-    typer.Option("--state", envvar="DEPLOY_STATE", help="Folder of the running stack's files.", show_default=".state"),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def examples(*lines: str) -> str:
-    """An epilog that keeps its line breaks."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 @app.command(
@@ -71,16 +65,12 @@ def lock_verb(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit code 1 and a list if behind.")] = False,
     spec: SpecOption = SPEC,
-    mirror: Annotated[
-        str | None, typer.Option("--mirror", help="Debian archive.", show_default="the machine's own apt sources")
-    ] = None,
-    security_mirror: Annotated[
-        str | None, typer.Option("--security-mirror", help="Its security archive.", show_default="MIRROR-security")
-    ] = None,
+    mirror: MirrorOption = None,
+    security_mirror: SecurityMirrorOption = None,
     keyring: Annotated[
         Path | None, typer.Option("--keyring", help="Keys of the archive's release files.", show_default="Debian's")
     ] = None,
-    certificates: Annotated[Path | None, typer.Option("--certificates", help="CA file for the Python index.")] = None,
+    certificates: CertificatesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write every input of the stack by hash into deploy.lock.
@@ -105,7 +95,7 @@ def lock_verb(
         updated = update_lock(ROOT, spec_file, [part.value for part in update or []], sources, progress)
     if as_json:
         unresolved = [asdict(item) for item in updated.unresolved]
-        _print_json({"changes": [asdict(change) for change in updated.changes], "unresolved": unresolved})
+        print_json({"changes": [asdict(change) for change in updated.changes], "unresolved": unresolved})
         return
     out.print(render.changes(updated.changes) or "deploy.lock is up to date", soft_wrap=True)
     for item in updated.unresolved:
@@ -148,7 +138,7 @@ def diff_verb(
         one, two = (running, locked) if one is None else (locked, running)
     found = diff(one, two)
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
         return
     out.print(render.changes(found.changes) or f"{before} and {after} are the same", soft_wrap=True)
     if found.transfer and found.changes:
@@ -188,7 +178,7 @@ def verify_verb(
     with render.transfer(err) as progress:
         found = verify(stack, lock, folder, full=full, progress=lambda done, total: progress("model", done, total))
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
     else:
         for drift in found.drifts:
             sys.stdout.write(f"{drift}\n")
@@ -201,7 +191,7 @@ def verify_verb(
 
 def _show_disagreements(found: "list[Disagreement]", as_json: bool) -> None:
     if as_json:
-        _print_json({"agrees": not found, "disagreements": [asdict(item) for item in found]})
+        print_json({"agrees": not found, "disagreements": [asdict(item) for item in found]})
         return
     from deploy import render
 
@@ -212,7 +202,3 @@ def _show_disagreements(found: "list[Disagreement]", as_json: bool) -> None:
         err.print(f"deploy.lock is behind in {len(found)} points; fix: {fixes}", markup=False, soft_wrap=True)
     else:
         err.print("deploy.lock agrees with the repository and deploy.toml")
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")

@@ -18,9 +18,10 @@ from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException, NoSuchImage
 
 from deploy.errors import DeployError
+from deploy.fetch import cache_folder
 from deploy.host.errors import HostError
 from deploy.image.inputs import IMAGE_NAME, SOURCE_DATE_EPOCH, ImageInputs, read_inputs
-from deploy.image.packages import default_cache, fetch, write_bootstrap
+from deploy.image.packages import fetch_packages, write_bootstrap
 from deploy.image.progress import BuildEvent, BuildProgress, read_objects
 from deploy.lock.debian import LockedPackage, find_mirrors, read_rootfs_lock
 
@@ -95,7 +96,7 @@ def ensure_image(
     if not rebuild and (found := find_image(inputs.tag, docker)):
         return found
     uv = uv or repository / ".tools/bin/uv"
-    cache = package_cache or default_cache()
+    cache = package_cache or cache_folder("debs")
     certificates = certificates or default_certificates()
     with one_build_at_a_time(cache, progress) as directory:
         if not rebuild and (found := find_image(inputs.tag, docker)):
@@ -105,7 +106,7 @@ def ensure_image(
         check_uv(uv, inputs.uv_version)
         step, begun = "fetch Debian packages", time.monotonic()
         progress(BuildEvent("packages", step, "started"))
-        files = fetch(
+        files = fetch_packages(
             inputs.packages,
             lambda: find_mirrors(read_rootfs_lock(repository).suite, mirror, security_mirror),
             cache,

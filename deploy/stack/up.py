@@ -76,11 +76,21 @@ def model_folder(spec_file: SpecFile, state: State) -> Path:
     return (spec_file.file.parent / spec_file.spec.model.path).absolute()
 
 
-def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
+def up(
+    root: Path,
+    spec_file: SpecFile,
+    state: State,
+    report: Report,
+    mirror: str | None = None,
+    security_mirror: str | None = None,
+) -> Result:
     """Bring the stack up and return once a request has crossed it; the same stack running already is only checked.
 
     Whatever stops it before the first container is touched leaves a running stack alone. After that, failure or
     interruption removes everything the command started.
+
+    Args:
+        mirror: Debian archive for a build, as `ensure_image` has it; `security_mirror` likewise.
 
     Raises:
         HostError: this machine lacks something.
@@ -100,7 +110,7 @@ def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
         if spec_file.spec.router.api_key_file:
             copy_api_key(spec_file.file.parent / spec_file.spec.router.api_key_file, state.api_key)
         with step("image", report) as running:
-            image = ensure_image(root, progress=build_progress(running))
+            image = ensure_image(root, progress=build_progress(running), mirror=mirror, security_mirror=security_mirror)
             origin = "built" if image.built else "already here"
             running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {origin}"
         stack, lines = plan(root, spec_file, state, image.tag)
