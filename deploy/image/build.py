@@ -212,15 +212,25 @@ def check_disk(
     if root.is_dir():  # else the engine is on another host
         places.append((root, "Docker keeps its data", image))
     for place, use, needed in places:
-        free = shutil.disk_usage(place).free
+        free = require_room("building", place, use, needed)
         room = f"needs {needed / GIGABYTE:.1f} GB in {place}, {free / GIGABYTE:.1f} GB are free"
         progress(BuildEvent("packages", room, "finished"))
-        if free < needed:
-            raise HostError(
-                "the disk is too small for the image",
-                f"building needs {needed / GIGABYTE:.1f} GB where {use} ({place}); {free / GIGABYTE:.1f} GB are free",
-                FREE_DISK,
-            )
+
+
+def require_room(doing: str, place: Path, use: str, needed: float) -> int:
+    """Make sure that a file system has room for what is about to be written, and return the bytes that are free.
+
+    Raises:
+        HostError: it has not.
+    """
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise HostError(
+            "the disk is too small for the image",
+            f"{doing} needs {needed / GIGABYTE:.1f} GB where {use} ({place}); {free / GIGABYTE:.1f} GB are free",
+            FREE_DISK,
+        )
+    return free
 
 
 def check_uv(uv: Path, version: str) -> None:
