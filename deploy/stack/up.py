@@ -13,7 +13,10 @@ from deploy.host import probe
 from deploy.host.docker_facts import require_docker, require_gpus
 from deploy.host.errors import HostError
 from deploy.host.gpus import require_node
-from deploy.image.build import BuildEvent, ImageReference, ensure_image
+from deploy.image.build import BuildEvent, ImageReference
+from deploy.image.obtain import Sources, obtain
+from deploy.lock.document import FILE_NAME
+from deploy.lock.model import ImageLock, read_lock
 from deploy.model.folder import require_model
 from deploy.spec.load import SpecFile
 from deploy.spec.model import Spec, cdi_device
@@ -90,7 +93,7 @@ def up(
     interruption removes everything the command started.
 
     Args:
-        mirror: Debian archive for a build, as `ensure_image` has it; `security_mirror` likewise.
+        mirror: Debian archive for a build of the image; `security_mirror` likewise.
 
     Raises:
         HostError: this machine lacks something.
@@ -110,9 +113,10 @@ def up(
         if spec_file.spec.router.api_key_file:
             copy_api_key(spec_file.file.parent / spec_file.spec.router.api_key_file, state.api_key)
         with step("image", report) as running:
-            image = ensure_image(root, progress=build_progress(running), mirror=mirror, security_mirror=security_mirror)
-            origin = "built" if image.built else "already here"
-            running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {origin}"
+            sources = Sources(spec_file.spec.image.registry, mirror, security_mirror)
+            obtained = obtain(root, _locked_image(root), sources, build_progress(running))
+            image = obtained.image
+            running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {obtained.origin}"
         stack, lines = plan(root, spec_file, state, image.tag)
         before = _identities(stack)
         with _undone_on_failure(stack, before, report):
@@ -132,6 +136,10 @@ def up(
                     f"{acceptance.transferred / MEBIBYTE:.2f} MiB of KV cache over {acceptance.transport}"
                 )
     return Result(acceptance, image, changed, time.monotonic() - begun)
+
+
+def _locked_image(root: Path) -> ImageLock | None:
+    return read_lock(root).image if (root / FILE_NAME).exists() else None
 
 
 def _waves(services: Iterable[str]) -> list[tuple[str, ...]]:

@@ -102,7 +102,11 @@ def test_a_missing_image_is_told_from_a_registry_that_fails() -> None:
 @pytest.fixture
 def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    return lambda config: (tmp_path / "config.json").write_text(json.dumps(config)) and None
+
+    def store(config: dict[str, Any]) -> None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+
+    return store
 
 
 BASIC = "Basic " + base64.b64encode(b"user:secret").decode()
