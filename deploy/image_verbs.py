@@ -1,5 +1,9 @@
-"""The verbs that move the engine image: `push`, `pull`, `export`, `import`. `cli.py` mounts them."""
+"""The verbs about the engine image as a thing to hand on: `push`, `pull`, `export`, `import`, `sbom`.
 
+`cli.py` mounts them.
+"""
+
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +18,14 @@ from deploy.host import probe
 from deploy.host.docker_facts import require_docker
 from deploy.image.inputs import read_inputs
 from deploy.image.registry import Client, parse_registry
+from deploy.image.sbom import attach, make_sbom
+from deploy.image.signature import sign
 from deploy.image.transfer import Pulled, export, import_archive, pull, push, tag_of
 from deploy.lock.document import FILE_NAME
 from deploy.lock.model import ImageLock, Lock, read_lock, write_lock
 from deploy.spec.load import load
+
+SIGNING_KEY = "cosign.key"
 
 app = verbs()
 out = Console(highlight=False)
@@ -34,6 +42,7 @@ RegistryCertificates = Annotated[
         "deploy push                            to [image] registry of deploy.toml",
         "deploy push --to registry.lan:5000     to another one",
         "deploy push && git add deploy.lock     the lock now names the image as the registry holds it",
+        "deploy push --key cosign.key           and sign it; [image] public_key makes `up` ask for that",
     ),
 )
 def push_verb(
@@ -42,21 +51,32 @@ def push_verb(
         typer.Option("--to", metavar="REGISTRY", help="HOST[:PORT][/PATH].", show_default="[image] registry"),
     ] = None,
     spec: SpecOption = SPEC,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            "--key", metavar="FILE", help="Sign with this private key of cosign's.", show_default="cosign.key, if any"
+        ),
+    ] = None,
     certificates: RegistryCertificates = None,
     as_json: JsonOption = False,
 ) -> None:
     """Put the locked image into a registry, so that other hosts need not build it; layers that are there stay.
 
-    deploy.lock then has the digests by which the registry holds the image and each layer.
+    Its bill of materials goes beside it, and a signature if there is a key. deploy.lock then has the digests by which
+    the registry holds the image and each layer.
     """
     lock, image = _locked_image()
     require_docker(probe.docker_facts(), cdi=False)
     with _client(to, spec, certificates) as client, render.transfer(err) as progress:
         pushed = push(image, client, progress=progress)
+        attach(client, client.manifest(pushed.image.manifest), make_sbom(lock))
+    key = key or (spec.parent / SIGNING_KEY if (spec.parent / SIGNING_KEY).exists() else None)
+    if key:
+        sign(client.registry, pushed.image.manifest, key)
     if pushed.image != image:
         write_lock(ROOT, lock.model_copy(update={"image": pushed.image}))
     if as_json:
-        print_json({"reference": pushed.reference, "changed": pushed.changed})
+        print_json({"reference": pushed.reference, "changed": pushed.changed, "signed": key is not None})
         return
     out.print(f"{pushed.reference}  {'pushed' if pushed.changed else 'was there'}", soft_wrap=True)
     if pushed.image != image:
@@ -113,6 +133,12 @@ def import_verb(
     require_docker(probe.docker_facts(), cdi=False)
     with render.transfer(err) as progress:
         _show(import_archive(image, file, progress=progress), as_json)
+
+
+@app.command("sbom", epilog=examples("deploy sbom > sbom.json", "deploy sbom | jq -r '.components[].purl'"))
+def sbom_verb() -> None:
+    """Print the image's bill of materials (CycloneDX, JSON), from deploy.lock: every package and wheel by hash."""
+    sys.stdout.write(make_sbom(read_lock(ROOT)))
 
 
 def _show(pulled: Pulled, as_json: bool) -> None:

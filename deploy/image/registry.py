@@ -27,6 +27,8 @@ MANIFEST_TYPES = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
+# What an artifact has in the place of an image's configuration (opencontainers/image-spec, manifest.md).
+EMPTY_TYPE, EMPTY = "application/vnd.oci.empty.v1+json", b"{}"
 # Manifests are lists of a few layers; this is what the specification asks registries to accept.
 LONGEST_MANIFEST = 4 << 20
 
@@ -226,6 +228,20 @@ class Client:
     def put_manifest(self, tag: str, content: bytes, media_type: str) -> None:
         """Put a manifest under a tag."""
         self._good(self._ask("PUT", f"manifests/{tag}", content=content, headers={"Content-Type": media_type}))
+
+    def put_artifact(self, tag: str, media_type: str, content: bytes, subject: Manifest) -> None:
+        """Put a document beside an image, as an artifact that names the image as its subject."""
+        for blob in (EMPTY, content):
+            self.put_blob(blob)
+        document = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPES[0],
+            "artifactType": media_type,
+            "config": {"mediaType": EMPTY_TYPE, "digest": digest_of(EMPTY), "size": len(EMPTY)},
+            "layers": [{"mediaType": media_type, "digest": digest_of(content), "size": len(content)}],
+            "subject": {"mediaType": subject.media_type, "digest": subject.digest, "size": len(subject.content)},
+        }
+        self.put_manifest(tag, json.dumps(document).encode(), MANIFEST_TYPES[0])
 
     def _ask(self, method: str, path: str, **named: Any) -> httpx.Response:
         return self._send(method, f"{self.registry.base}/{path}", **named)

@@ -15,6 +15,8 @@ from deploy.host.errors import HostError
 from deploy.host.gpus import require_node
 from deploy.image.build import BuildEvent, ImageReference
 from deploy.image.obtain import Sources, obtain
+from deploy.image.registry import parse_registry
+from deploy.image.signature import NotSigned, require_signature
 from deploy.lock.document import FILE_NAME
 from deploy.lock.model import ImageLock, read_lock
 from deploy.model.folder import require_model
@@ -99,6 +101,7 @@ def up(
         HostError: this machine lacks something.
         RoleFailed: a container did not start.
         NotAccepted, RequestFailed: it started and does not serve as it must.
+        NotSigned: `[image] public_key` asks for a signature that the image has not got.
         LockHeld: another deploy command is at work.
         KeyboardInterrupt: passed on after cleaning up.
     """
@@ -113,9 +116,12 @@ def up(
         if spec_file.spec.router.api_key_file:
             copy_api_key(spec_file.file.parent / spec_file.spec.router.api_key_file, state.api_key)
         with step("image", report) as running:
+            locked = _locked_image(root)
             sources = Sources(spec_file.spec.image.registry, mirror, security_mirror)
-            obtained = obtain(root, _locked_image(root), sources, build_progress(running))
+            obtained = obtain(root, locked, sources, build_progress(running))
             image = obtained.image
+            if spec_file.spec.image.public_key:
+                _require_signed(spec_file, locked, image)
             running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {obtained.origin}"
         stack, lines = plan(root, spec_file, state, image.tag)
         before = _identities(stack)
@@ -140,6 +146,18 @@ def up(
 
 def _locked_image(root: Path) -> ImageLock | None:
     return read_lock(root).image if (root / FILE_NAME).exists() else None
+
+
+def _require_signed(spec_file: SpecFile, locked: ImageLock | None, image: ImageReference) -> None:
+    """The signature is over the locked manifest, so the image here must be the locked one too."""
+    if not (locked and locked.manifest and image.id in (locked.id, locked.manifest)):
+        raise NotSigned(
+            "the image is not one that could be signed",
+            f"a signature is over the image that deploy.lock names by its manifest, and {image.id} is not that",
+            "deploy push --key cosign.key where that key is, commit deploy.lock, and take both here",
+        )
+    wanted = spec_file.spec.image
+    require_signature(parse_registry(wanted.registry), locked.manifest, spec_file.file.parent / wanted.public_key)
 
 
 def _waves(services: Iterable[str]) -> list[tuple[str, ...]]:

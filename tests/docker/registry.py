@@ -109,4 +109,3 @@ def registry(folder: Path, port: int) -> Iterator[Path]:
     finally:
         process.terminate()
         process.wait(20)
-        shutil.rmtree(data, ignore_errors=True)

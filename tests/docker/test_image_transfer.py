@@ -1,6 +1,8 @@
 """Push, pull, export and import with the real Docker engine and a real registry; the image is a small one."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,8 +22,10 @@ from deploy.image import transfer
 from deploy.image.inputs import IMAGE_NAME
 from deploy.image.layers import read_layers
 from deploy.image.registry import Client, NotInRegistry, parse_registry
+from deploy.image.sbom import attach, make_sbom
+from deploy.image.signature import NotSigned, require_signature, sign
 from deploy.image.transfer import export, import_archive, pull, push, tag_of
-from deploy.lock.model import ImageLock
+from deploy.lock.model import ImageLock, Lock
 
 BASE_BYTES, TOP_BYTES = 5_000_000, 20_000
 
@@ -247,3 +251,58 @@ def test_the_layers_that_are_here_are_counted_from_the_lowest() -> None:
     assert transfer.common_prefix(["a", "b", "c"], ["a", "b", "d"]) == 2
     assert transfer.common_prefix(["a"], ["a", "b"]) == 1
     assert transfer.common_prefix(["x", "b"], ["a", "b"]) == 0
+
+
+def test_a_bill_of_materials_lies_beside_the_image_and_leaves_it_as_it_is(
+    place: Place, images: list[ImageLock], tmp_path: Path
+) -> None:
+    with place.client() as client:
+        pushed = push(images[0], client).image
+        before = client.manifest(pushed.manifest)
+        sbom = make_sbom(Lock(image=pushed))
+        artifact = client.manifest(attach(client, before, sbom))
+        assert json.loads(artifact.content)["subject"]["digest"] == pushed.manifest
+        assert client.http.get(client.blob_address(artifact.layers[0].digest)).text == sbom
+        assert client.manifest(pushed.inputs[:16]) == before
+        forget(*images)
+        assert pull(pushed, client, cache=tmp_path / "cache").image.id == pushed.id
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two pairs of cosign's keys, `one` and `other`."""
+    if not shutil.which("cosign"):
+        pytest.skip("cosign is not here: apt-get install cosign")
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("one", "other"):
+        command = ["cosign", "generate-key-pair", f"--output-key-prefix={name}"]
+        subprocess.run(command, cwd=folder, env=os.environ | {"COSIGN_PASSWORD": "secret"}, check=True)
+    return folder
+
+
+def test_a_signature_counts_if_it_is_by_the_required_key_and_over_this_image(
+    place: Place, images: list[ImageLock], keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COSIGN_PASSWORD", "secret")
+    with place.client() as client:
+        first, second = (push(image, client).image.manifest for image in images)
+        with pytest.raises(NotSigned, match="not signed with the required key"):
+            require_signature(client.registry, first, keys / "one.pub")
+        sign(client.registry, first, keys / "one.key")
+        require_signature(client.registry, first, keys / "one.pub")
+        with pytest.raises(NotSigned):
+            require_signature(client.registry, first, keys / "other.pub")
+        with pytest.raises(NotSigned):
+            require_signature(client.registry, second, keys / "one.pub")
+
+
+def test_a_wrong_password_is_an_error_and_no_signature(
+    place: Place, images: list[ImageLock], keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COSIGN_PASSWORD", "wrong")
+    with place.client() as client:
+        pushed = push(images[0], client).image
+        with pytest.raises(DeployError, match="could not be signed"):
+            sign(client.registry, pushed.manifest, keys / "one.key")
+        with pytest.raises(NotSigned):
+            require_signature(client.registry, pushed.manifest, keys / "one.pub")
