@@ -69,6 +69,7 @@ def ensure_image(
     wheel_cache: bool = False,
     uv: Path | None = None,
     rebuild: bool = False,
+    host_network: bool = False,
 ) -> ImageReference:
     """Return the image that the repository's files decide; build it if this host has not got it.
 
@@ -84,6 +85,7 @@ def ensure_image(
         wheel_cache: keep downloaded wheels in BuildKit's cache (10 GB, unpacked) for the next build of the engine.
         uv: the uv program that the build uses; `<repository>/.tools/bin/uv` if None.
         rebuild: build even if an image with this tag exists, and use no cached step.
+        host_network: steps that fetch use the host's network, for an engine without one of its own.
 
     Raises:
         HostError: Docker does not answer or lacks buildx, or the disk is too small.
@@ -118,7 +120,7 @@ def ensure_image(
         os.link(bootstrap(cache, files), context / "bootstrap.tar")
         link_packages(debs, files)
         command = [*cast("list[str]", docker.client_config.docker_cmd), "buildx", "build"]
-        command += build_arguments(inputs, context, debs, certificates, wheel_cache, rebuild)
+        command += build_arguments(inputs, context, debs, certificates, wheel_cache, rebuild, host_network)
         run_build(command, progress)
     image = find_image(inputs.tag, docker)
     if image is None:
@@ -292,6 +294,7 @@ def build_arguments(
     certificates: Path | None,
     wheel_cache: bool,
     rebuild: bool,
+    host_network: bool = False,
 ) -> list[str]:
     """Arguments of `docker buildx build` that build and tag the image."""
     command = ["--progress=rawjson", f"--tag={inputs.tag}", "--provenance=false"]
@@ -305,6 +308,8 @@ def build_arguments(
         command.append(f"--secret=id=ca,src={certificates}")
     if rebuild:
         command.append("--no-cache")
+    if host_network:
+        command.append("--network=host")
     return [*command, str(context)]
 
 
