@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +16,23 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from deploy import host_verbs, lock_verbs, render
+from deploy import host_verbs, image_verbs, lock_verbs, model_verbs, render
+from deploy.command_line import (
+    ROOT,
+    SPEC,
+    STATE,
+    CertificatesOption,
+    JsonOption,
+    MirrorOption,
+    ProfileName,
+    ProfileOption,
+    SecurityMirrorOption,
+    SpecOption,
+    StateOption,
+    examples,
+    print_json,
+    verbs,
+)
 from deploy.entry import run
 from deploy.errors import DeployError
 from deploy.host import probe
@@ -39,7 +54,6 @@ from deploy.stack.up import Result, build_progress, down, plan, up
 from deploy.status import live as engine_view
 from loadtest.cli import bench
 
-ROOT = Path(__file__).resolve().parents[1]
 NOT_SERVING = 4
 EXIT_CODES = """\b
 Exit codes:
@@ -58,19 +72,11 @@ class RoleName(StrEnum):
     router = "router"
 
 
-class ProfileName(StrEnum):
-    pd = "pd"
-    cpu = "cpu"
-
-
-app = typer.Typer(
+app = verbs(
     name="deploy",
     help="DeepSeek-V4-Flash with prefill and decode in separate containers, from deploy.toml to an accepted endpoint.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 docker_app = typer.Typer(
     help="Start a Docker engine where there is none, and stop it again.", no_args_is_help=True, rich_markup_mode=None
@@ -78,34 +84,12 @@ docker_app = typer.Typer(
 app.add_typer(docker_app, name="docker")
 app.add_typer(bench, name="bench")
 app.add_typer(host_verbs.app)
+app.add_typer(image_verbs.app)
 app.add_typer(lock_verbs.app)
+app.add_typer(model_verbs.app, name="model")
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
-
-SpecOption = Annotated[
-    Path, typer.Option("--spec", envvar="DEPLOY_SPEC", help="The spec to follow.", show_default="deploy.toml")
-]
-StateOption = Annotated[
-    Path,
-    typer.Option(
-        "--state", envvar="DEPLOY_STATE", help="Folder for lock, env file and generated model.", show_default=".state"
-    ),
-]
-ProfileOption = Annotated[ProfileName | None, typer.Option("--profile", help="Instead of the profile in the spec.")]
-MirrorOption = Annotated[
-    str | None, typer.Option("--mirror", help="Debian archive.", show_default="the machine's own apt sources")
-]
-SecurityMirrorOption = Annotated[
-    str | None, typer.Option("--security-mirror", help="Security archive.", show_default="MIRROR-security")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-SPEC, STATE = ROOT / "deploy.toml", ROOT / ".state"
-
-
-def examples(*lines: str) -> str:
-    """An epilog that keeps its line breaks."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 @app.command(
@@ -117,14 +101,19 @@ def examples(*lines: str) -> str:
     ),
 )
 def up_verb(
-    spec: SpecOption = SPEC, state: StateOption = STATE, profile: ProfileOption = None, as_json: JsonOption = False
+    spec: SpecOption = SPEC,
+    state: StateOption = STATE,
+    profile: ProfileOption = None,
+    mirror: MirrorOption = None,
+    security_mirror: SecurityMirrorOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check the host, build the image if needed, start the stack, and return once it has served a request."""
     spec_file = load(spec, _profile(profile))
     with render.steps(err) as report:
-        result = up(ROOT, spec_file, State(state), report)
+        result = up(ROOT, spec_file, State(state), report, mirror, security_mirror)
     if as_json:
-        _print_json(_up_json(result))
+        print_json(_up_json(result))
     else:
         _show_up(result)
 
@@ -181,7 +170,7 @@ def status_verb(
         if seen.url:
             out.print(seen.url)
     elif as_json:
-        _print_json(seen.as_dict())
+        print_json(seen.as_dict())
     else:
         out.print(_status_view(seen))
     if not seen.serving:
@@ -258,7 +247,7 @@ def chat_verb(
             sys.stdout.flush()
     seconds = time.monotonic() - begun
     if as_json:
-        _print_json(
+        print_json(
             {
                 "answer": "".join(pieces),
                 "prompt_tokens": usage.prompt,
@@ -280,7 +269,7 @@ def chat_verb(
 def build_verb(
     mirror: MirrorOption = None,
     security_mirror: SecurityMirrorOption = None,
-    certificates: Annotated[Path | None, typer.Option("--certificates", help="CA file for the Python index.")] = None,
+    certificates: CertificatesOption = None,
     wheel_cache: Annotated[bool, typer.Option("--wheel-cache", help="Keep the wheels (10 GB) for next time.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Even if the image is there; use no cached step.")] = False,
     as_json: JsonOption = False,
@@ -299,7 +288,7 @@ def build_verb(
         )
         running.outcome = "built" if image.built else "already here"
     if as_json:
-        _print_json(asdict(image))
+        print_json(asdict(image))
     else:
         out.print(f"{image.tag}  {image.id}  {image.size_bytes / 1e9:.1f} GB", soft_wrap=True)
 
@@ -324,7 +313,7 @@ def config_verb(
     stack, lines = plan(ROOT, spec_file, State(state), image_tag(ROOT))
     config, found = preview(stack, lines)
     if as_json:
-        _print_json({"compose": config, "settings": [asdict(setting) for setting in found]})
+        print_json({"compose": config, "settings": [asdict(setting) for setting in found]})
         return
     if not arguments:
         sys.stdout.write(str(yaml.safe_dump(config, sort_keys=False)))  # pyright: ignore[reportUnknownMemberType]
@@ -392,10 +381,6 @@ def _yes(answer: str) -> bool:
 
 def _say(text: str) -> None:
     err.print(text, markup=False, soft_wrap=True)
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
 
 
 def _setting(name: str, value: str) -> str:

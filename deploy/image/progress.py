@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-Phase = Literal["packages", "bootstrap", "rootfs", "engine", "patches", "kernels", "export"]
+Phase = Literal["registry", "packages", "bootstrap", "rootfs", "engine", "patches", "kernels", "export"]
 
 # The Dockerfile's stages, by what they do for a person who waits.
 PHASE_OF_STAGE: dict[str, Phase] = {

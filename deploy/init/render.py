@@ -24,6 +24,9 @@ def to_toml(proposal: Proposal, keep: Spec, uuids: bool) -> str:
     if proposal.profile == "pd":
         lines += ["", f"# {proposal.transport_reason}.", f"transport = {_text(proposal.transport)}"]
     lines += ["", "[model]", f"path = {_text(keep.model.path)}", f"name = {_text(keep.model.name)}"]
+    lines += [f"repo = {_text(keep.model.repo)}", f"revision = {_text(keep.model.revision)}"]
+    lines += ["", "[image]", f"registry = {_text(keep.image.registry)}"]
+    lines += [f"public_key = {_text(keep.image.public_key)}"]
     if proposal.profile == "pd":
         prefill, decode = proposal.roles
         lines += _role(prefill, uuids)

@@ -288,19 +288,21 @@ def _model_open(spec_file: SpecFile, locked: Lock) -> list[Disagreement]:
 
 def _engine(root: Path, locked: Lock, sources: Sources, progress: Progress) -> EngineLock:
     # Here and not above, as in `built_image`: loading the HTTP client takes longer than `lock --check`.
-    from deploy.lock.fetch import default_cache, fetch
+    from deploy.fetch import Advice, Item, cache_folder, fetch, http_client
 
     assert locked.rootfs
     inputs = read_inputs(root, locked.rootfs.package)
     wheel = installed_wheels((root / "uv.lock").read_text(encoding="utf-8"), _target(locked.rootfs))[PACKAGE]
-    file = fetch(
-        wheel.url,
-        wheel.sha256,
-        sources.cache or default_cache(),
-        lambda done, total: progress(wheel.file, done, total),
-        sources.certificates,
+    target = (sources.cache or cache_folder("wheels")) / wheel.sha256
+    advice = Advice(
+        altered="something between here and the package index alters files: try another network",
+        missing="the package index no longer has what uv.lock names: .tools/bin/uv lock",
+        unreachable="check the network and the certificates (--certificates FILE); deploy.lock is as it was",
     )
-    return lock_engine(file, wheel.sha256, inputs.files)
+    with http_client(sources.certificates) as http:
+        item = Item(wheel.file, wheel.url, wheel.sha256, target, wheel.size)
+        fetch([item], http, advice, lambda done, total: progress(wheel.file, done, total))
+    return lock_engine(target, wheel.sha256, inputs.files)
 
 
 def built_image(image: ImageLock) -> tuple[ImageLock, Disagreement | None]:

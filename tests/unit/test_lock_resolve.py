@@ -241,7 +241,7 @@ def test_a_changed_patch_series_reads_the_wheel_again(
         return EngineLock(wheel=sha256, tree=locked.tree, patched_tree="0" * 64, patch=resolve.locked_patches(files))
 
     monkeypatch.setattr(resolve, "lock_engine", read)
-    monkeypatch.setattr("deploy.lock.fetch.fetch", lambda *arguments: Path("wheel"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr("deploy.fetch.fetch", lambda *arguments: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     found = update(repository)
     assert [(change.name, change.after) for change in found.changes if change.section == "patch"] == [
         ("1.patch", "Mend it")
