@@ -33,7 +33,7 @@ $(UV): requirements-uv.txt
 demo: .venv/.synced  ## prefill + decode + router on this machine without GPUs: one question, a short load test
 	@$(DEPLOY) docker start
 	@# 3: it found errors; `up` refuses what it cannot do and says the same.
-	@$(DEPLOY) doctor --profile cpu --limit 10 || [ $$? = 3 ]
+	@$(DEPLOY) doctor --profile cpu --limit 10 --least warning || [ $$? = 3 ]
 	@$(DEPLOY) up --profile cpu
 	@printf '\n> %s\n' '$(QUESTION)'
 	@$(DEPLOY) chat --max-tokens 64 '$(QUESTION)'
@@ -61,6 +61,7 @@ down: .venv/.synced  ## remove containers, networks, volumes, image, generated m
 
 .PHONY: clean
 clean:  ## remove the tool environment and caches as well (after `make down`)
+	@! test -e .state/docker/process.json || { echo "error: a Docker engine was started from here; first: make down" >&2; exit 1; }
 	rm -rf .venv .tools .cache .state .pytest_cache .ruff_cache .hypothesis
 
 # ---- tests
@@ -111,6 +112,8 @@ GPU_PYTHON ?= python3
 
 .PHONY: test-gpu
 test-gpu:  ## kernel tests at real shapes; needs an NVIDIA GPU
+	@$(GPU_PYTHON) -c 'import torch, triton, pytest, hypothesis' || { \
+	  echo "error: GPU_PYTHON=... must name a Python with torch, triton, pytest and hypothesis" >&2; exit 1; }
 	PYTHONPATH=kernels:$$PYTHONPATH $(GPU_PYTHON) -m pytest tests/gpu
 
 .PHONY: lint
