@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sm120_kernels.ops.topk_indices import GROUPS, LIMIT, MAX_WIDTH, TOPK, Workspace, plan, topk_indices
+from sm120_kernels.ops.topk_indices import LIMIT, MAX_WIDTH, TOPK, Workspace, plan, topk_indices
 from sm120_kernels.reference import topk_indices as reference
 
 KINDS = ["distinct", "positive", "few values", "constant", "narrow", "rising", "clustered", "infinite", "one high"]
@@ -37,8 +37,7 @@ def call(
     table = torch.stack([torch.randperm(pages + 3, generator=generator)[:pages] for _ in range(rows // per_request)])
     out, raw = (torch.full((rows, TOPK), -7, dtype=torch.int32) for _ in range(2))
     workspace = Workspace.allocate(rows, width, "cpu")
-    workspace.keys.fill_(2**31 - 1)
-    workspace.indices.fill_(2**31 - 1)
+    workspace.slots.fill_(2**31 - 1)
     table = table.to(torch.int32)
     topk_indices(poisoned, length, table, out, raw_out=raw, workspace=workspace, check=True)
     return out, raw, table
@@ -102,7 +101,7 @@ def test_no_rows_give_an_empty_result() -> None:
         ({"page_table": torch.zeros(3, 11, dtype=torch.int32)}, "not a multiple of the page table's 3"),
         ({"out": torch.zeros(2, 256, dtype=torch.int32)}, "out must have shape"),
         ({"raw_out": torch.zeros(2, TOPK, dtype=torch.int64)}, "raw_out must be torch.int32"),
-        ({"workspace": Workspace.allocate(1, 700, "cpu")}, "the workspace has 1024 slots"),
+        ({"scores": torch.zeros(2, 9000), "workspace": Workspace.allocate(1, 9000, "cpu")}, "the workspace has 5128 slots"),
         ({"lengths": torch.tensor([700, 701], dtype=torch.int32), "check": True}, "length of row 1 is 701"),
         ({"page_table": torch.full((2, 11), -1, dtype=torch.int32), "check": True}, "page id -1 of request 0"),
     ],
@@ -120,9 +119,14 @@ def test_a_wrong_argument_is_refused_with_its_name(change: dict, message: str) -
 @given(st.integers(1, MAX_WIDTH))
 def test_a_plan_covers_the_width_and_keeps_every_group_apart(width: int) -> None:
     chosen = plan(width)
+    columns = 32 * chosen.warps
     assert chosen.block * chosen.chunks >= width
-    for warps, keys in ((chosen.warps, chosen.block), (chosen.merge_warps, chosen.chunks * LIMIT)):
-        if warps:
-            assert keys % (32 * warps) == 0 and GROUPS % (32 * warps) == 0
-            assert (keys // (32 * warps)) % (GROUPS // (32 * warps)) == 0
-            assert keys <= 2**15
+    assert chosen.block % columns == 0 and chosen.block < 2**15
+    assert chosen.groups * chosen.chunks >= 2 * TOPK
+    if chosen.chunks == 1:
+        assert chosen.groups % columns == 0 and chosen.block % chosen.groups == 0
+    else:
+        assert columns % chosen.groups == 0 and chosen.groups * chosen.chunks % columns == 0
+        merged = 32 * chosen.merge_warps
+        assert chosen.slots * chosen.chunks % merged == 0 and chosen.chunks * LIMIT % merged == 0
+        assert chosen.chunks * LIMIT < 2**15
