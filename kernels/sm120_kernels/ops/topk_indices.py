@@ -140,6 +140,44 @@ def _first_of_equal(keys, low, limit):
 
 
 @triton.jit
+def _compact(
+    keys, indices, first, step, low, high, keys_out, indices_out, used, TOPK: tl.constexpr, LIMIT: tl.constexpr
+):
+    """Leave the keys >= low, or LIMIT of them that hold the TOPK largest, in the first of at least `used` slots.
+
+    Without a tuple of indices, the index of keys[r] is first + r * step. ABSENT fills the slots up to `used`. Returns
+    how many keys are left.
+    """
+    columns = _per_column(keys, low)
+    count = tl.sum(columns)
+    before = tl.zeros_like(columns)
+    allowed = count
+    if count > LIMIT:
+        third = _part_of(low, high, 3)
+        low, high, count = _search(keys, low, high, low + third, high - third, TOPK, LIMIT - TOPK)
+        columns = _per_column(keys, low)
+        if count > LIMIT:
+            # More than LIMIT keys reach the TOPK-th largest: it is equal to many.
+            columns, before, allowed = _first_of_equal(keys, low, LIMIT)
+            count = tl.sum(columns)
+    place = tl.cumsum(columns) - columns
+    for r in tl.static_range(len(keys)):
+        tie = keys[r] == low
+        marked = (keys[r] > low) | (tie & (before < allowed))
+        tl.store(keys_out + place, keys[r], mask=marked)
+        if len(indices) > 0:
+            tl.store(indices_out + place, indices[r], mask=marked)
+        else:
+            tl.store(indices_out + place, first, mask=marked)
+            first += step
+        place += marked.to(tl.int32)
+        before += tie.to(tl.int32)
+    slot = tl.arange(0, LIMIT)
+    tl.store(keys_out + slot, ABSENT, mask=(slot >= count) & (slot < used))
+    return count
+
+
+@triton.jit
 def _store_best(
     keys,
     indices,
@@ -153,6 +191,9 @@ def _store_best(
     RAW: tl.constexpr,
 ):
     """Write the cache slots of the TOPK largest keys, at least TOPK of which are >= low and none > high."""
+    pages = ()
+    for r in tl.static_range(len(keys)):
+        pages = pages + (tl.load(table + indices[r] // PAGE, mask=keys[r] >= low, other=0),)
     # Of about 1.4 TOPK keys the TOPK-th is near the lower end.
     near, far = low + _part_of(low, high, 32), low + _part_of(low, high, 12)
     low, high, count = _search(keys, low, high, near, far, TOPK, 0)
@@ -162,19 +203,14 @@ def _store_best(
     if count != TOPK:
         columns, before, allowed = _first_of_equal(keys, low, TOPK)
     place = tl.cumsum(columns) - columns
-    marked = ()
-    pages = ()
-    # All page ids before the first store: a load behind a store waits for it.
     for r in tl.static_range(len(keys)):
         tie = keys[r] == low
-        marked = marked + ((keys[r] > low) | (tie & (before < allowed)),)
-        before += tie.to(tl.int32)
-        pages = pages + (tl.load(table + indices[r] // PAGE, mask=marked[r], other=0),)
-    for r in tl.static_range(len(keys)):
-        tl.store(out_row + place, pages[r] * PAGE + indices[r] % PAGE, mask=marked[r])
+        marked = (keys[r] > low) | (tie & (before < allowed))
+        tl.store(out_row + place, pages[r] * PAGE + indices[r] % PAGE, mask=marked)
         if RAW:
-            tl.store(raw_row + place, indices[r], mask=marked[r])
-        place += marked[r].to(tl.int32)
+            tl.store(raw_row + place, indices[r], mask=marked)
+        place += marked.to(tl.int32)
+        before += tie.to(tl.int32)
 
 
 @triton.jit
@@ -233,6 +269,7 @@ def _maxima_kernel(
     scores_ptr,
     lengths_ptr,
     maxima_ptr,
+    lines_ptr,
     rows,
     width,
     scores_stride,
@@ -241,9 +278,10 @@ def _maxima_kernel(
     CHUNKS: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
+    BATCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program leaves the maxima of GROUPS groups of the scores of one chunk of one row."""
+    """A program leaves the maxima of GROUPS groups of the scores of one chunk of one row; for BATCH, of its lines too."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = (tl.program_id(0) % rows).to(tl.int64)
@@ -252,6 +290,11 @@ def _maxima_kernel(
     active = _active_chunks(length, CHUNKS, TOPK)
     if (length > TOPK) & (chunk < active):
         keys = _load_scores(scores_ptr + row * scores_stride, length, chunk, active, BLOCK, COLUMNS)
+        if BATCH > 0:
+            lines_ptr += (row * CHUNKS + chunk) * (BLOCK // 32)
+            for r in tl.static_range(BLOCK // COLUMNS):
+                largest = tl.max(tl.reshape(keys[r], [COLUMNS // 32, 32]), axis=1)
+                tl.store(lines_ptr + r * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32), largest)
         maxima = _fold(keys, 1)[0]
         if GROUPS < COLUMNS:
             maxima = tl.max(tl.reshape(maxima, [GROUPS, COLUMNS // GROUPS]), axis=1)
@@ -259,10 +302,28 @@ def _maxima_kernel(
 
 
 @triton.jit
+def _load_lines(scores, lines_ptr, lines, length, chunk, active, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Keys and indices of the `lines` lines of a chunk that lines_ptr lists, tuples of ROWS rows of one a thread."""
+    keys = ()
+    indices = ()
+    column = tl.arange(0, COLUMNS)
+    for r in tl.static_range(ROWS):
+        entry = r * (COLUMNS // 32) + column // 32
+        line = tl.load(lines_ptr + entry, mask=entry < lines, other=0, cache_modifier=".cg")
+        index = (line * active + chunk) * 32 + column % 32
+        there = (entry < lines) & (index < length)
+        score = tl.load(scores + index, mask=there, other=0.0)
+        keys = keys + (tl.where(there, _sortable(score.to(tl.int32, bitcast=True)), ABSENT),)
+        indices = indices + (index,)
+    return keys, indices
+
+
+@triton.jit
 def _candidates_kernel(
     scores_ptr,
     lengths_ptr,
     maxima_ptr,
+    lines_ptr,
     keys_ptr,
     indices_ptr,
     counts_ptr,
@@ -277,12 +338,14 @@ def _candidates_kernel(
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
     SLOTS: tl.constexpr,
+    BATCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A program leaves the scores of one chunk of one row that reach the row's bound, at most LIMIT of them.
 
     Their keys and indices fill the first of the chunk's LIMIT slots, ABSENT follows up to SLOTS. The first chunk also
-    leaves the bound and the row's largest key.
+    leaves the bound and the row's largest key. Where at most BATCH of the chunk's lines reach the bound, it reads no
+    others.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -290,45 +353,46 @@ def _candidates_kernel(
     chunk = tl.program_id(0) // rows
     length = tl.minimum(tl.load(lengths_ptr + row), width)
     active = _active_chunks(length, CHUNKS, TOPK)
-    keys = _load_scores(scores_ptr + row * scores_stride, length, chunk, active, BLOCK, COLUMNS)
     if PDL:
         tl.extra.cuda.gdc_wait()
     if (length > TOPK) & (chunk < active):
+        slots = row * CHUNKS + chunk
         maxima = ()
         for r in tl.static_range(CHUNKS * GROUPS // COLUMNS):
             group = r * COLUMNS + tl.arange(0, COLUMNS)
-            place = maxima_ptr + row * CHUNKS * GROUPS + group
-            maxima = maxima + (tl.load(place, mask=group < active * GROUPS, other=ABSENT),)
+            group_ptr = maxima_ptr + row * CHUNKS * GROUPS + group
+            maxima = maxima + (tl.load(group_ptr, mask=group < active * GROUPS, other=ABSENT),)
+        if BATCH > 0:
+            line = tl.arange(0, BLOCK // 32)
+            largest = tl.load(lines_ptr + slots * (BLOCK // 32) + line)
         low, high = _bound(maxima, TOPK)
         if chunk == 0:
             tl.store(bounds_ptr + 2 * row, low)
             tl.store(bounds_ptr + 2 * row + 1, high)
-        columns = _per_column(keys, low)
-        count = tl.sum(columns)
-        before = tl.zeros_like(columns)
-        allowed = count
-        if count > LIMIT:
-            third = _part_of(low, high, 3)
-            low, high, count = _search(keys, low, high, low + third, high - third, TOPK, LIMIT - TOPK)
-            columns = _per_column(keys, low)
-            if count > LIMIT:
-                # More than LIMIT keys reach the TOPK-th largest: it is equal to many.
-                columns, before, allowed = _first_of_equal(keys, low, LIMIT)
-                count = tl.sum(columns)
-        place = tl.cumsum(columns) - columns
-        slots = (row * CHUNKS + chunk) * LIMIT
-        index, step = _first_index(chunk, active, COLUMNS)
-        for r in tl.static_range(len(keys)):
-            tie = keys[r] == low
-            marked = (keys[r] > low) | (tie & (before < allowed))
-            tl.store(keys_ptr + slots + place, keys[r], mask=marked)
-            tl.store(indices_ptr + slots + place, index, mask=marked)
-            index += step
-            place += marked.to(tl.int32)
-            before += tie.to(tl.int32)
-        slot = tl.arange(0, SLOTS)
-        tl.store(keys_ptr + slots + slot, ABSENT, mask=slot >= count)
-        tl.store(counts_ptr + row * CHUNKS + chunk, count)
+        scores = scores_ptr + row * scores_stride
+        keys_out = keys_ptr + slots * LIMIT
+        indices_out = indices_ptr + slots * LIMIT
+        if BATCH > 0:
+            reaches = (largest >= low).to(tl.int32)
+            reaching = tl.sum(reaches)
+            if reaching <= BATCH:
+                # The slots of the results hold the lines until then.
+                tl.store(indices_out + tl.cumsum(reaches) - reaches, line, mask=reaches > 0)
+                tl.debug_barrier()
+                keys, indices = _load_lines(
+                    scores, indices_out, reaching, length, chunk, active, BATCH * 32 // COLUMNS, COLUMNS
+                )
+                tl.debug_barrier()
+                count = _compact(keys, indices, 0, 0, low, high, keys_out, indices_out, SLOTS, TOPK, LIMIT)
+            else:
+                all_keys = _load_scores(scores, length, chunk, active, BLOCK, COLUMNS)
+                first, step = _first_index(chunk, active, COLUMNS)
+                count = _compact(all_keys, (), first, step, low, high, keys_out, indices_out, SLOTS, TOPK, LIMIT)
+        else:
+            keys = _load_scores(scores, length, chunk, active, BLOCK, COLUMNS)
+            first, step = _first_index(chunk, active, COLUMNS)
+            count = _compact(keys, (), first, step, low, high, keys_out, indices_out, SLOTS, TOPK, LIMIT)
+        tl.store(counts_ptr + slots, count)
 
 
 @triton.jit
@@ -412,18 +476,22 @@ def _select_kernel(
     table_ptr,
     out_ptr,
     raw_ptr,
+    keys_ptr,
+    indices_ptr,
     width,
     rows_per_request,
     scores_stride,
     table_stride,
     TOPK: tl.constexpr,
     BLOCK: tl.constexpr,
+    LIMIT: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
+    COMPACT: tl.constexpr,
     PAGE: tl.constexpr,
     RAW: tl.constexpr,
 ):
-    """A program writes one row of the result from its scores."""
+    """A program writes one row of the result from its scores, with COMPACT by way of LIMIT slots of its own."""
     row = tl.program_id(0).to(tl.int64)
     length = tl.minimum(tl.load(lengths_ptr + row), width)
     table = table_ptr + row // rows_per_request * table_stride
@@ -434,10 +502,25 @@ def _select_kernel(
     else:
         keys = _load_scores(scores_ptr + row * scores_stride, length, 0, 1, BLOCK, COLUMNS)
         low, high = _bound(_fold(keys, GROUPS // COLUMNS), TOPK)
-        indices = ()
-        for r in tl.static_range(BLOCK // COLUMNS):
-            indices = indices + (r * COLUMNS + tl.arange(0, COLUMNS),)
-        _store_best(keys, indices, low, high, out_row, raw_row, table, TOPK, PAGE, RAW)
+        if COMPACT:
+            keys_ptr += row * LIMIT
+            indices_ptr += row * LIMIT
+            first, step = _first_index(0, 1, COLUMNS)
+            _compact(keys, (), first, step, low, high, keys_ptr, indices_ptr, LIMIT, TOPK, LIMIT)
+            tl.debug_barrier()
+            kept = ()
+            places = ()
+            for r in tl.static_range(LIMIT // COLUMNS):
+                slot = r * COLUMNS + tl.arange(0, COLUMNS)
+                kept = kept + (tl.load(keys_ptr + slot, cache_modifier=".cg"),)
+                place = tl.load(indices_ptr + slot, mask=kept[r] != ABSENT, other=0, cache_modifier=".cg")
+                places = places + (place,)
+            _store_best(kept, places, low, high, out_row, raw_row, table, TOPK, PAGE, RAW)
+        else:
+            indices = ()
+            for r in tl.static_range(BLOCK // COLUMNS):
+                indices = indices + (r * COLUMNS + tl.arange(0, COLUMNS),)
+            _store_best(keys, indices, low, high, out_row, raw_row, table, TOPK, PAGE, RAW)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -468,6 +551,16 @@ class Plan:
         """Candidates of each chunk that the merge takes in at first."""
         return min(LIMIT, GROUPS // self.chunks)
 
+    @property
+    def compact(self) -> bool:
+        """Whether a program first cuts its whole row down, so that it counts fewer keys."""
+        return self.chunks == 1 and self.block > 4096
+
+    @property
+    def batch(self) -> int:
+        """Lines of a chunk that may reach the bound for it to read only those; 0 where too many would."""
+        return 1024 // self.chunks if self.chunks >= 8 else 0
+
 
 def plan(width: int) -> Plan:
     """Choose launch parameters for rows of up to `width` scores."""
@@ -489,6 +582,8 @@ def _constants(chosen: Plan, kernel: Any, raw: bool, pdl: bool) -> dict[str, Any
         "COLUMNS": 32 * (chosen.merge_warps if merging else chosen.warps),
         "GROUPS": chosen.groups,
         "SLOTS": chosen.slots,
+        "COMPACT": chosen.compact,
+        "BATCH": chosen.batch,
         "PAGE": PAGE_TOKENS,
         "RAW": raw,
         "PDL": pdl,
@@ -499,7 +594,7 @@ def _constants(chosen: Plan, kernel: Any, raw: bool, pdl: bool) -> dict[str, Any
 def _options(chosen: Plan, kernel: Any, pdl: bool) -> dict[str, Any]:
     """Further options of one of the kernels' launches."""
     options: dict[str, Any] = {"launch_pdl": True} if pdl and kernel in (_candidates_kernel, _merge_kernel) else {}
-    if kernel is _candidates_kernel:
+    if kernel in (_maxima_kernel, _candidates_kernel):
         # So that a multiprocessor (65,536 registers) holds two programs: some versions of Triton would take more.
         options["maxnreg"] = 65536 // (2 * 32 * chosen.warps)
     return options
@@ -510,22 +605,24 @@ class Workspace:
     """Scratch of a call; holds nothing between calls, so one serves all layers and graph replays of a stream.
 
     Attributes:
-        slots: int32, empty where one launch does it all.
+        slots: int32.
     """
 
     slots: torch.Tensor
 
     @staticmethod
     def allocate(rows: int, width: int, device: torch.device | str) -> Workspace:
-        """A workspace for calls of up to `rows` rows and `width` scores: at most 140 KiB a row."""
+        """A workspace for calls of up to `rows` rows and `width` scores: at most 170 KiB a row."""
         return Workspace(torch.empty(sum(_sizes(plan(width), rows)), dtype=torch.int32, device=device))
 
 
 def _sizes(chosen: Plan, rows: int) -> list[int]:
-    """Slots for maxima, candidates' keys, their indices, their counts, and the bounds."""
-    if chosen.chunks == 1:
-        return []
-    per_row = [chosen.groups * chosen.chunks, LIMIT * chosen.chunks, LIMIT * chosen.chunks, chosen.chunks, 2]
+    """Slots for candidates' keys, their indices, and with several chunks their counts, bounds, maxima, lines' maxima."""
+    per_row = [LIMIT * chosen.chunks, LIMIT * chosen.chunks]
+    if chosen.chunks > 1:
+        per_row += [chosen.chunks, 2, chosen.groups * chosen.chunks, chosen.block // 32 * chosen.chunks]
+    elif not chosen.compact:
+        return [0, 0]
     return [-(-rows * size // 4) * 4 for size in per_row]
 
 
@@ -608,21 +705,22 @@ def topk_indices(
         kernel[(grid,)](*arguments, **constants, num_warps=warps, **_options(chosen, kernel, pdl))
 
     shared = (rows // requests, scores.stride(0), page_table.stride(0))
+    keys, indices, *notes = workspace.slots[: sum(sizes)].split(sizes)
     if chosen.chunks == 1:
-        launch(_select_kernel, rows, scores, lengths, page_table, out, raw, seen, *shared)
+        launch(_select_kernel, rows, scores, lengths, page_table, out, raw, keys, indices, seen, *shared)
         return out
-    maxima, keys, indices, counts, bounds = workspace.slots[: sum(sizes)].split(sizes)
+    counts, bounds, *maxima = notes
     grid = rows * chosen.chunks
-    launch(_maxima_kernel, grid, scores, lengths, maxima, rows, seen, scores.stride(0))
     candidates = (keys, indices, counts, bounds)
-    launch(_candidates_kernel, grid, scores, lengths, maxima, *candidates, rows, seen, scores.stride(0))
+    launch(_maxima_kernel, grid, scores, lengths, *maxima, rows, seen, scores.stride(0))
+    launch(_candidates_kernel, grid, scores, lengths, *maxima, *candidates, rows, seen, scores.stride(0))
     launch(_merge_kernel, rows, lengths, page_table, out, raw, *candidates, seen, rows // requests, page_table.stride(0))
     return out
 
 
 def compile_cases() -> Iterator[CompileCase]:
     """Every launch at every block size, and with raw positions."""
-    pointers = "lengths table out raw maxima keys indices counts bounds".split()
+    pointers = "lengths table out raw maxima lines keys indices counts bounds".split()
     arguments = {
         "scores_ptr": "*fp32:16",
         **{f"{name}_ptr": "*i32:16" for name in pointers},
