@@ -72,6 +72,11 @@ def test_rows_in_several_chunks_are_merged_exactly(kind: str) -> None:
     verify(scores_of(kind, 6, 20000, 3), [20000, 8193, 513, 512, 16385, 17500])
 
 
+@pytest.mark.parametrize("kind", ["distinct", "few values", "clustered", "constant"])
+def test_rows_of_16_chunks_are_merged_exactly(kind: str) -> None:
+    verify(scores_of(kind, 4, 140000, 4), [140000, 2048, 600, 70001])
+
+
 def test_rows_of_one_request_share_its_page_table() -> None:
     verify(scores_of("distinct", 6, 1500, 5), [1500, 1499, 600, 513, 20, 0], per_request=3)
 
@@ -88,6 +93,13 @@ def test_no_rows_give_an_empty_result() -> None:
     assert empty.shape == (0, TOPK)
 
 
+def test_rows_without_scores_or_pages_hold_no_token() -> None:
+    lengths = torch.full((2,), 600, dtype=torch.int32)
+    for width, pages in ((0, 11), (700, 0)):
+        out = topk_indices(torch.zeros(2, width), lengths, torch.zeros(2, pages, dtype=torch.int32))
+        assert out.shape == (2, TOPK) and (out == -1).all()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -98,6 +110,10 @@ def test_no_rows_give_an_empty_result() -> None:
         ({"lengths": torch.zeros(2, dtype=torch.int64)}, "lengths must be torch.int32"),
         ({"lengths": torch.zeros(3, dtype=torch.int32)}, "lengths must have shape"),
         ({"page_table": torch.zeros(2, 11)}, "page_table must be torch.int32"),
+        ({"page_table": torch.zeros((), dtype=torch.int32)}, "page_table must have 0 rows and two dimensions"),
+        ({"page_table": torch.zeros(22, dtype=torch.int32)}, "page_table must have 22 rows and two dimensions"),
+        ({"page_table": torch.zeros(2, 22, dtype=torch.int32)[:, ::2]}, "page_table's rows must be contiguous"),
+        ({"lengths": torch.zeros(2, dtype=torch.int32, device="meta")}, "lengths is on meta"),
         ({"page_table": torch.zeros(3, 11, dtype=torch.int32)}, "not a multiple of the page table's 3"),
         ({"out": torch.zeros(2, 256, dtype=torch.int32)}, "out must have shape"),
         ({"raw_out": torch.zeros(2, TOPK, dtype=torch.int64)}, "raw_out must be torch.int32"),

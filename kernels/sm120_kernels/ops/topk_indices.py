@@ -281,7 +281,7 @@ def _maxima_kernel(
     BATCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program leaves the maxima of GROUPS groups of the scores of one chunk of one row; for BATCH, of its lines too."""
+    """A program leaves the maxima of GROUPS groups of one chunk of one row; for BATCH, of its lines too."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = (tl.program_id(0) % rows).to(tl.int64)
@@ -353,6 +353,9 @@ def _candidates_kernel(
     chunk = tl.program_id(0) // rows
     length = tl.minimum(tl.load(lengths_ptr + row), width)
     active = _active_chunks(length, CHUNKS, TOPK)
+    scores = scores_ptr + row * scores_stride
+    if BATCH == 0:
+        keys = _load_scores(scores, length, chunk, active, BLOCK, COLUMNS)
     if PDL:
         tl.extra.cuda.gdc_wait()
     if (length > TOPK) & (chunk < active):
@@ -369,7 +372,6 @@ def _candidates_kernel(
         if chunk == 0:
             tl.store(bounds_ptr + 2 * row, low)
             tl.store(bounds_ptr + 2 * row + 1, high)
-        scores = scores_ptr + row * scores_stride
         keys_out = keys_ptr + slots * LIMIT
         indices_out = indices_ptr + slots * LIMIT
         if BATCH > 0:
@@ -379,24 +381,25 @@ def _candidates_kernel(
                 # The slots of the results hold the lines until then.
                 tl.store(indices_out + tl.cumsum(reaches) - reaches, line, mask=reaches > 0)
                 tl.debug_barrier()
-                keys, indices = _load_lines(
+                few_keys, indices = _load_lines(
                     scores, indices_out, reaching, length, chunk, active, BATCH * 32 // COLUMNS, COLUMNS
                 )
                 tl.debug_barrier()
-                count = _compact(keys, indices, 0, 0, low, high, keys_out, indices_out, SLOTS, TOPK, LIMIT)
+                count = _compact(few_keys, indices, 0, 0, low, high, keys_out, indices_out, SLOTS, TOPK, LIMIT)
             else:
                 all_keys = _load_scores(scores, length, chunk, active, BLOCK, COLUMNS)
                 first, step = _first_index(chunk, active, COLUMNS)
                 count = _compact(all_keys, (), first, step, low, high, keys_out, indices_out, SLOTS, TOPK, LIMIT)
         else:
-            keys = _load_scores(scores, length, chunk, active, BLOCK, COLUMNS)
             first, step = _first_index(chunk, active, COLUMNS)
             count = _compact(keys, (), first, step, low, high, keys_out, indices_out, SLOTS, TOPK, LIMIT)
         tl.store(counts_ptr + slots, count)
 
 
 @triton.jit
-def _load_candidates(keys_ptr, indices_ptr, active, SLOTS: tl.constexpr, LIMIT: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr):
+def _load_candidates(
+    keys_ptr, indices_ptr, active, SLOTS: tl.constexpr, LIMIT: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr
+):
     """The first SLOTS slots of each chunk: keys and indices, tuples of one a thread."""
     keys = ()
     indices = ()
@@ -558,15 +561,15 @@ class Plan:
 
     @property
     def batch(self) -> int:
-        """Lines of a chunk that may reach the bound for it to read only those; 0 where too many would."""
-        return 1024 // self.chunks if self.chunks >= 8 else 0
+        """Lines of a chunk that may reach the bound for it to read only those; 0 to read all of a small chunk."""
+        return 1024 // self.chunks if self.chunks >= 16 else 0
 
 
 def plan(width: int) -> Plan:
     """Choose launch parameters for rows of up to `width` scores."""
     if width <= 8192:
         block = max(1024, triton.next_power_of_2(width))
-        return Plan(block, 1, max(4, block // 512))
+        return Plan(block, 1, max(4, block // 1024))
     block = 8192 if width <= 65536 else 16384
     return Plan(block, triton.next_power_of_2(triton.cdiv(width, block)), 16, 16)
 
@@ -617,7 +620,7 @@ class Workspace:
 
 
 def _sizes(chosen: Plan, rows: int) -> list[int]:
-    """Slots for candidates' keys, their indices, and with several chunks their counts, bounds, maxima, lines' maxima."""
+    """Slots for candidates' keys and indices; with several chunks also counts, bounds, maxima and lines' maxima."""
     per_row = [LIMIT * chosen.chunks, LIMIT * chosen.chunks]
     if chosen.chunks > 1:
         per_row += [chosen.chunks, 2, chosen.groups * chosen.chunks, chosen.block // 32 * chosen.chunks]
@@ -648,7 +651,7 @@ def topk_indices(
     Args:
         scores: float32 [rows, width], rows contiguous; width up to 262144. Columns at or past the length are not
             used. NaN is not supported.
-        lengths: [rows] int32; more than width counts as width.
+        lengths: [rows] int32; more than width or the page table's tokens counts as that limit.
         page_table: [requests, pages] int32, rows contiguous; rows a multiple of requests, the rows of one request
             following each other.
         out: int32 [rows, 512], contiguous; allocated when None.
@@ -669,7 +672,7 @@ def topk_indices(
     rows, width = scores.shape if scores.ndim == 2 else (0, 0)
     require_rows(scores, "scores", torch.float32, rows)
     require(lengths, "lengths", torch.int32, (rows,))
-    requests = page_table.shape[0]
+    requests = page_table.shape[0] if page_table.ndim else 0
     require_rows(page_table, "page_table", torch.int32, requests)
     if rows and (requests == 0 or rows % requests):
         raise ValueError(f"scores has {rows} rows, not a multiple of the page table's {requests}")
@@ -714,13 +717,15 @@ def topk_indices(
     candidates = (keys, indices, counts, bounds)
     launch(_maxima_kernel, grid, scores, lengths, *maxima, rows, seen, scores.stride(0))
     launch(_candidates_kernel, grid, scores, lengths, *maxima, *candidates, rows, seen, scores.stride(0))
-    launch(_merge_kernel, rows, lengths, page_table, out, raw, *candidates, seen, rows // requests, page_table.stride(0))
+    launch(
+        _merge_kernel, rows, lengths, page_table, out, raw, *candidates, seen, rows // requests, page_table.stride(0)
+    )
     return out
 
 
 def compile_cases() -> Iterator[CompileCase]:
     """Every launch at every block size, and with raw positions."""
-    pointers = "lengths table out raw maxima lines keys indices counts bounds".split()
+    pointers = ["lengths", "table", "out", "raw", "maxima", "lines", "keys", "indices", "counts", "bounds"]
     arguments = {
         "scores_ptr": "*fp32:16",
         **{f"{name}_ptr": "*i32:16" for name in pointers},
