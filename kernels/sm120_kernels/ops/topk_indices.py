@@ -562,7 +562,7 @@ class Plan:
     @property
     def batch(self) -> int:
         """Lines of a chunk that may reach the bound for it to read only those; 0 to read all of a small chunk."""
-        return 1024 // self.chunks if self.chunks >= 16 else 0
+        return 1024 // self.chunks if self.chunks > 1 and self.block > 8192 else 0
 
 
 def plan(width: int) -> Plan:
