@@ -104,7 +104,7 @@ test-kernels: .venv/.synced .cache/test-packages/.synced  ## kernel tests in Tri
 	image=$$($(DEPLOY) build | cut -d' ' -f1) && docker run --rm --network none --cap-drop ALL --user "$$(id -u):$$(id -g)" \
 	  --tmpfs /tmp:exec --volume "$(CURDIR)":/src:ro --workdir /src --env HOME=/tmp --env TRITON_CACHE_DIR=/tmp/triton \
 	  --env HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis --env PYTHONDONTWRITEBYTECODE=1 \
-	  --env PYTHONPATH=/src/kernels:/src/.cache/test-packages --entrypoint python "$$image" \
+	  --env PYTHONPATH=/src/kernels:/opt/cpu_standins:/src/.cache/test-packages --env SGLANG_USE_CPU_ENGINE=1 --entrypoint python "$$image" \
 	  -m pytest -p no:cacheprovider tests/kernels
 
 # There the GPU's own driver and torch count, so not in the image: any Python with torch, triton, pytest and hypothesis.

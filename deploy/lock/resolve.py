@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from python_on_whales.exceptions import DockerException
+from sm120_kernels.plugin.table import HOOKS
 
 from deploy.errors import DeployError
 from deploy.host.docker_facts import INSTALL, MINIMUM_COMPOSE, MINIMUM_ENGINE
@@ -41,6 +42,7 @@ from deploy.lock.model import (
     ImageLock,
     KernelsLock,
     Lock,
+    LockedHook,
     LockedRole,
     ModelLock,
     Part,
@@ -206,7 +208,7 @@ def derive(root: Path, spec_file: SpecFile, locked: Lock) -> tuple[Lock, list[Di
             update={
                 "python": _python(root, rootfs, uv_lock),
                 "wheels": {name: wheel.locked for name, wheel in wheels.items()},
-                "kernels": KernelsLock(tree=_tree(inputs, "packages/kernels/sm120_kernels")),
+                "kernels": KernelsLock(tree=_tree(inputs, "packages/kernels/sm120_kernels"), hook=_hooks()),
                 "runtime": RuntimeLock(
                     engine_runtime=_tree(inputs, "packages/engine/engine_runtime"),
                     cpu_standins=_tree(inputs, "packages/engine/cpu_standins"),
@@ -386,6 +388,13 @@ def _tiny_model() -> ModelLock:
 
     with tempfile.TemporaryDirectory(prefix="deploy-lock-") as directory:
         return lock_folder(generate(Path(directory) / "tiny"))
+
+
+def _hooks() -> tuple[LockedHook, ...]:
+    return tuple(
+        LockedHook(target=hook.target, op=hook.op, switch=hook.switch, upstream_sha256=hook.upstream_sha256)
+        for hook in HOOKS
+    )
 
 
 def _tree(inputs: ImageInputs, folder: str) -> str:

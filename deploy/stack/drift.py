@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from sm120_kernels.plugin.table import ON
+
 from deploy.host.docker_facts import parse_version
 from deploy.lock.model import ImageLock, KernelsLock, Lock, LockedRole
 from deploy.lock.options import contradictions, options, words
@@ -55,9 +57,8 @@ def role_drifts(lock: Lock, profile: str, observed: Iterable[Observed], states: 
         drifts += file_drifts(role, lock, item.inside)
         if role in ENGINES:
             drifts += report_drifts(role, locked, item.inside)
-            # Without GPUs there is nothing for a kernel to replace.
-            if lock.kernels and profile != "cpu":
-                drifts += hook_drifts(role, lock.kernels, item.inside)
+            if lock.kernels:
+                drifts += hook_drifts(role, lock.kernels, locked.environment, item.inside)
     drifts += [Drift(role, "container", "none", "running") for role in seen if role not in expected]
     return drifts
 
@@ -100,10 +101,15 @@ def file_drifts(role: str, lock: Lock, inside: Inside) -> list[Drift]:
     return drifts
 
 
-def hook_drifts(role: str, kernels: KernelsLock, inside: Inside) -> list[Drift]:
-    """Compare the functions of SGLang that the plug-in says it replaced."""
-    missing = [hook for hook in kernels.hook if hook.target not in inside.hooks]
-    return [Drift(role, f"hook {hook.target}", f"replaced by {hook.op}", "not replaced") for hook in missing]
+def hook_drifts(role: str, kernels: KernelsLock, environment: Mapping[str, str], inside: Inside) -> list[Drift]:
+    """Compare the functions of SGLang that the plug-in says it replaced with those whose switch is on."""
+    drifts: list[Drift] = []
+    for hook in kernels.hook:
+        expected, found = environment.get(hook.switch) in ON, hook.target in inside.hooks
+        if expected != found:
+            words = {True: f"replaced by {hook.op}", False: "not replaced"}
+            drifts.append(Drift(role, f"hook {hook.target}", words[expected], words[found]))
+    return drifts
 
 
 def report_drifts(role: str, locked: LockedRole, inside: Inside) -> list[Drift]:
