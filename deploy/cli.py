@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from deploy import host_verbs, lock_verbs, render
+from deploy import host_verbs, lock_verbs, patches_verbs, render
 from deploy.entry import run
 from deploy.errors import DeployError
 from deploy.host import probe
@@ -77,6 +77,7 @@ docker_app = typer.Typer(
 )
 app.add_typer(docker_app, name="docker")
 app.add_typer(bench, name="bench")
+app.add_typer(patches_verbs.app, name="patches")
 app.add_typer(host_verbs.app)
 app.add_typer(lock_verbs.app)
 

@@ -287,12 +287,26 @@ def _model_open(spec_file: SpecFile, locked: Lock) -> list[Disagreement]:
 
 
 def _engine(root: Path, locked: Lock, sources: Sources, progress: Progress) -> EngineLock:
+    assert locked.rootfs
+    inputs = read_inputs(root, locked.rootfs.package)
+    file, sha256 = engine_wheel(root, locked.rootfs, sources, progress)
+    return lock_engine(file, sha256, inputs.files)
+
+
+def engine_wheel(root: Path, rootfs: RootfsLock, sources: Sources, progress: Progress) -> tuple[Path, str]:
+    """SGLang's locked wheel, fetched unless it is in the cache, and its hash.
+
+    Args:
+        root: the checkout.
+        rootfs: decides which wheel fits.
+
+    Raises:
+        DeployError: uv.lock names none, or it cannot be fetched.
+    """
     # Here and not above, as in `built_image`: loading the HTTP client takes longer than `lock --check`.
     from deploy.lock.fetch import default_cache, fetch
 
-    assert locked.rootfs
-    inputs = read_inputs(root, locked.rootfs.package)
-    wheel = installed_wheels((root / "uv.lock").read_text(encoding="utf-8"), _target(locked.rootfs))[PACKAGE]
+    wheel = installed_wheels((root / "uv.lock").read_text(encoding="utf-8"), _target(rootfs))[PACKAGE]
     file = fetch(
         wheel.url,
         wheel.sha256,
@@ -300,7 +314,7 @@ def _engine(root: Path, locked: Lock, sources: Sources, progress: Progress) -> E
         lambda done, total: progress(wheel.file, done, total),
         sources.certificates,
     )
-    return lock_engine(file, wheel.sha256, inputs.files)
+    return file, wheel.sha256
 
 
 def built_image(image: ImageLock) -> tuple[ImageLock, Disagreement | None]:

@@ -1,0 +1,311 @@
+"""Checks the patch series against a tree of SGLang, and rewrites its patches."""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from deploy.errors import DeployError
+from deploy.image.apply_patches import apply, series, touched
+from deploy.patches.functions import touched_functions
+from deploy.patches.text import changes, fields, header
+
+FOLDER = Path("patches")
+SERIES = FOLDER / "series"
+State = Literal["applies", "elsewhere", "contained", "fails"]
+Source = Callable[[str], str | None]  # a file of SGLang as it was published, by its path; None if there is none
+
+
+@dataclass(frozen=True)
+class PatchResult:
+    """What a patch does to a tree.
+
+    Attributes:
+        state: `elsewhere` if it changes other functions than in the locked SGLang, `contained` if the tree has it
+            already, `fails` if it does not apply with no fuzz or leaves a file that does not compile.
+        switch: the environment variable that turns it on or off; `default` is its value.
+        functions: touched functions by file.
+        why: what is wrong.
+    """
+
+    name: str
+    title: str
+    state: State
+    switch: str
+    default: str
+    functions: Mapping[str, tuple[str, ...]]
+    why: str = ""
+
+
+def check(root: Path, source: Source) -> list[PatchResult]:
+    """Apply the series to a tree and say what each patch does. Nothing outside a temporary folder is written.
+
+    Args:
+        root: the checkout.
+        source: the tree.
+    """
+    with tempfile.TemporaryDirectory(prefix="deploy-patches-") as directory:
+        return [apply_one(root, name, source, Path(directory)) for name in names(root)]
+
+
+def compare(locked: Sequence[PatchResult], other: Sequence[PatchResult]) -> list[PatchResult]:
+    """Mark what applies to another SGLang, but to other functions than to the locked one."""
+    marked: list[PatchResult] = []
+    for here, there in zip(locked, other, strict=True):
+        moved = there.state == "applies" and dict(here.functions) != dict(there.functions)
+        if moved:
+            why = f"in the locked SGLang it changes {functions_line(here)}"
+            there = replace(there, state="elsewhere", why=why)
+        marked.append(there)
+    return marked
+
+
+def functions_line(result: PatchResult) -> str:
+    """The touched functions in one line."""
+    return "; ".join(f"{file}: {', '.join(names)}" for file, names in result.functions.items())
+
+
+def names(root: Path) -> list[str]:
+    """The patches of the series, in order.
+
+    Raises:
+        DeployError: there is no series, or it names a patch that is not there.
+    """
+    try:
+        found = series((root / SERIES).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DeployError(f"there is no {SERIES}", "it names the patches in order", "git checkout patches") from error
+    for name in found:
+        if not (root / FOLDER / name).is_file():
+            raise DeployError(
+                f"{FOLDER / name} is missing", f"{SERIES} names it", f"restore it from git, or take it out of {SERIES}"
+            )
+    return found
+
+
+def apply_one(root: Path, name: str, source: Source, tree: Path) -> PatchResult:
+    """Apply one patch to a tree, which is left as it was if that fails.
+
+    Args:
+        root: the checkout.
+        name: of the patch.
+        source: gives the files that `tree` has not got yet.
+        tree: folder to which the files that the patch touches are brought.
+    """
+    patch = root / FOLDER / name
+    text = patch.read_text(encoding="utf-8")
+    about = fields(text)
+    title, switch, default = (about.get(field, "") for field in ("Subject", "Switch", "Default"))
+
+    def result(state: State, functions: Mapping[str, tuple[str, ...]] | None = None, why: str = "") -> PatchResult:
+        return PatchResult(name, title, state, switch, default, functions or {}, why)
+
+    try:
+        paths = sorted(touched(text))
+    except ValueError as error:
+        return result("fails", why=str(error))
+    before = bring(paths, source, tree)
+    try:
+        run(patch, tree)
+        after = read(paths, tree)
+        functions = {path: touched_functions(before[path] or "", after[path] or "") for path in paths}
+        for path in paths:
+            compile(after[path] or "", path, "exec", dont_inherit=True)
+    except (ValueError, SyntaxError) as error:
+        write(before, tree)
+        contained = isinstance(error, ValueError) and _contained(patch, before)
+        return result("contained") if contained else result("fails", why=str(error))
+    return result("applies", functions)
+
+
+def bring(paths: Sequence[str], source: Source, tree: Path) -> dict[str, str | None]:
+    """Put files into a tree unless they are there, and return their texts; None for one that does not exist."""
+    for path in paths:
+        if not (tree / path).exists() and (text := source(path)) is not None:
+            write({path: text}, tree)
+    return read(paths, tree)
+
+
+def read(paths: Sequence[str], tree: Path) -> dict[str, str | None]:
+    """Texts by path; None for a file that is not there."""
+    return {path: (tree / path).read_bytes().decode("utf-8") if (tree / path).is_file() else None for path in paths}
+
+
+def write(texts: Mapping[str, str | None], tree: Path) -> None:
+    """Make files of a tree what `read` returned."""
+    for path, text in texts.items():
+        file = tree / path
+        if text is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(text.encode("utf-8"))
+
+
+def run(patch: Path, tree: Path) -> None:
+    """Apply a patch with no fuzz.
+
+    Raises:
+        ValueError: it does not apply; the tree may be half patched.
+        DeployError: this machine has no `patch`.
+    """
+    try:
+        apply(patch, tree)
+    except FileNotFoundError as error:
+        raise DeployError(
+            "patches cannot be applied on this machine", "there is no `patch`", "apt-get install patch"
+        ) from error
+
+
+def _contained(patch: Path, before: Mapping[str, str | None]) -> bool:
+    """Whether texts have a patch's changes already, so that they could be taken back."""
+    with tempfile.TemporaryDirectory(prefix="deploy-patches-") as directory:
+        write(before, Path(directory))
+        command = ["patch", "--reverse", "--dry-run", "--force", "--strip=1", "--fuzz=0", "--reject-file=-"]
+        command += [f"--directory={directory}", f"--input={patch.resolve()}"]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def edit(root: Path, name: str, source: Source, folder: Path, more: Sequence[str]) -> list[str]:
+    """Write the files that a patch touches, as they are after it, into a folder for a person to edit.
+
+    Args:
+        root: the checkout.
+        name: of the patch; it may have nothing but a header yet.
+        source: the locked SGLang.
+        folder: is made; must be empty.
+        more: other files of SGLang that are to be edited.
+
+    Returns:
+        The files' paths.
+
+    Raises:
+        DeployError: the series does not name the patch, an earlier one does not apply, or a file does not exist.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DeployError(f"{folder} is not empty", "edited files in it would be lost", "name another folder")
+    with before_patch(root, name, source) as tree:
+        paths = sorted({*_touched(root, name), *more})
+        bring(paths, source, tree)
+        if _touched(root, name):
+            _require(apply_one(root, name, source, tree))
+        texts = read(paths, tree)
+    if unknown := [path for path in more if texts[path] is None]:
+        raise DeployError(f"SGLang has no {unknown[0]}", "paths start with sglang/", "check --file")
+    write({path: text for path, text in texts.items() if text is not None}, folder)
+    return [path for path, text in texts.items() if text is not None]
+
+
+def refresh(root: Path, source: Source, name: str | None = None, folder: Path | None = None) -> list[str]:
+    """Rewrite patches with the least context and right line numbers; their headers stay. All of them or none.
+
+    Args:
+        root: the checkout.
+        source: the locked SGLang.
+        name: the patch that was edited; none was if None.
+        folder: its files as `edit` wrote them, edited. A file that is no longer there is one that the patch removes.
+
+    Returns:
+        The patches that are different now.
+
+    Raises:
+        DeployError: a patch would change nothing, or one does not apply to what those before it leave.
+    """
+    if name is not None and name not in names(root):
+        raise _unknown(name)
+    new: dict[Path, str] = {}
+    with tempfile.TemporaryDirectory(prefix="deploy-patches-") as directory:
+        tree = Path(directory)
+        for current in names(root):
+            patch = root / FOLDER / current
+            text = patch.read_text(encoding="utf-8")
+            paths = sorted(_touched(root, current) | (_edited(folder) if folder and current == name else set()))
+            before = bring(paths, source, tree)
+            if folder and current == name:
+                after = read(paths, folder)
+                write(after, tree)
+            else:
+                _require(apply_one(root, current, source, tree))
+                after = read(paths, tree)
+            try:
+                body = changes(before, after)
+            except ValueError as error:
+                raise DeployError(
+                    f"{current} cannot be written", str(error), "end the file with a line feed"
+                ) from error
+            if not body:
+                raise DeployError(
+                    f"{current} changes nothing any more",
+                    "the edited files are as before it",
+                    f"take it out of {SERIES}",
+                )
+            new[patch] = header(text).rstrip("\n") + "\n\n" + body
+    changed = [patch for patch, text in new.items() if patch.read_text(encoding="utf-8") != text]
+    for patch in changed:
+        patch.write_text(new[patch], encoding="utf-8")
+    return [patch.name for patch in changed]
+
+
+@contextmanager
+def before_patch(root: Path, name: str, source: Source) -> Generator[Path]:
+    """A tree to which the series has been applied up to a patch, without it.
+
+    Raises:
+        DeployError: the series does not name the patch, or an earlier one does not apply.
+    """
+    if name not in names(root):
+        raise _unknown(name)
+    with tempfile.TemporaryDirectory(prefix="deploy-patches-") as directory:
+        tree = Path(directory)
+        for earlier in names(root)[: names(root).index(name)]:
+            _require(apply_one(root, earlier, source, tree))
+        yield tree
+
+
+def _touched(root: Path, name: str) -> set[str]:
+    """As `touched`; empty for a patch that has nothing but a header yet."""
+    text = (root / FOLDER / name).read_text(encoding="utf-8")
+    return touched(text) if text != header(text) else set()
+
+
+def _edited(folder: Path) -> set[str]:
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def _require(result: PatchResult) -> None:
+    if result.state != "applies":
+        why = result.why or "the tree has it already"
+        raise DeployError(
+            f"{FOLDER / result.name} does not apply to what the patches before it leave",
+            why,
+            f"mend it by hand, or edit it anew: deploy patches edit {result.name} FOLDER",
+        )
+
+
+def _unknown(name: str) -> DeployError:
+    return DeployError(
+        f"{SERIES} does not name {name}",
+        "the series says in which order patches are applied",
+        f"write its header to {FOLDER / name} and add the name to {SERIES}",
+    )
+
+
+def overlay(root: Path, source: Source, tree: Path) -> None:
+    """Apply the patches that apply to a tree of SGLang in place.
+
+    Args:
+        tree: changed.
+    """
+    with tempfile.TemporaryDirectory(prefix="deploy-patches-") as directory:
+        scratch = Path(directory)
+        for name in names(root):
+            apply_one(root, name, source, scratch)
+        shutil.copytree(scratch, tree, dirs_exist_ok=True)
