@@ -12,6 +12,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def touched_functions(before: str, after: str) -> tuple[str, ...]:
     """Qualified names of the functions in which two texts of a module differ; `(module)` for a line in none.
 
+    Empty lines do not count.
+
     Raises:
         SyntaxError: one of them is not Python.
     """
@@ -24,7 +26,7 @@ def touched_functions(before: str, after: str) -> tuple[str, ...]:
 def _owners(text: str, lines: set[int]) -> set[str]:
     spans = [(_first_line(node), node.end_lineno or node.lineno, name) for name, node in functions(ast.parse(text))]
     owners: set[str] = set()
-    for line in lines:
+    for line in {number for number, content in enumerate(text.splitlines(), 1) if content.strip()} & lines:
         inside = [(first, name) for first, last, name in spans if first <= line <= last]
         # The innermost starts last.
         owners.add(max(inside)[1] if inside else MODULE)

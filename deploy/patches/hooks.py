@@ -1,8 +1,8 @@
 """Whether the functions that hooks replace are still those that the hooks were written against."""
 
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -63,9 +63,21 @@ def plugin_pairs(root: Path) -> tuple[list[tuple[str, str]], Callable[[str, str]
     kernels = root / "kernels"
     if not (kernels / TABLE.replace(".", "/")).with_suffix(".py").is_file():
         return None
-    sys.path.insert(0, str(kernels))
-    try:
+    with _importing_from(kernels):
         hooks = import_module(TABLE).HOOKS
         return [(hook.target, hook.upstream_sha256) for hook in hooks], import_module(UPSTREAM).function_sha256
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Generator[None]:
+    """Import the plug-in's package from this folder, whatever else of this name is or will be imported."""
+    package = TABLE.split(".")[0]
+    before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == package}
+    sys.path.insert(0, str(folder))
+    try:
+        yield
     finally:
-        sys.path.remove(str(kernels))
+        sys.path.remove(str(folder))
+        for name in [name for name in sys.modules if name.split(".")[0] == package]:
+            del sys.modules[name]
+        sys.modules.update(before)

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -28,7 +28,7 @@ class PatchResult:
         state: `elsewhere` if it changes other functions than in the locked SGLang, `contained` if the tree has it
             already, `fails` if it does not apply with no fuzz or leaves a file that does not compile.
         switch: the environment variable that turns it on or off; `default` is its value.
-        functions: touched functions by file.
+        functions: touched functions by file; none for a file that is not Python.
         why: what is wrong.
     """
 
@@ -48,8 +48,8 @@ def check(root: Path, source: Source) -> list[PatchResult]:
         root: the checkout.
         source: the tree.
     """
-    with tempfile.TemporaryDirectory(prefix="deploy-patches-") as directory:
-        return [apply_one(root, name, source, Path(directory)) for name in names(root)]
+    with published(root, source) as tree:
+        return [apply_one(root, name, tree) for name in names(root)]
 
 
 def compare(locked: Sequence[PatchResult], other: Sequence[PatchResult]) -> list[PatchResult]:
@@ -66,7 +66,7 @@ def compare(locked: Sequence[PatchResult], other: Sequence[PatchResult]) -> list
 
 def functions_line(result: PatchResult) -> str:
     """The touched functions in one line."""
-    return "; ".join(f"{file}: {', '.join(names)}" for file, names in result.functions.items())
+    return "; ".join(f"{file}: {', '.join(names)}" if names else file for file, names in result.functions.items())
 
 
 def names(root: Path) -> list[str]:
@@ -87,14 +87,28 @@ def names(root: Path) -> list[str]:
     return found
 
 
-def apply_one(root: Path, name: str, source: Source, tree: Path) -> PatchResult:
+@contextmanager
+def published(root: Path, source: Source, more: Sequence[str] = ()) -> Generator[Path]:
+    """A temporary folder with every file that the series touches, as SGLang was published, and more of them.
+
+    Raises:
+        DeployError: as `names`.
+    """
+    with tempfile.TemporaryDirectory(prefix="deploy-patches-") as directory:
+        tree = Path(directory)
+        for path in {*more, *(path for name in names(root) for path in _touched(root, name))}:
+            if (text := source(path)) is not None:
+                write({path: text}, tree)
+        yield tree
+
+
+def apply_one(root: Path, name: str, tree: Path) -> PatchResult:
     """Apply one patch to a tree, which is left as it was if that fails.
 
     Args:
         root: the checkout.
         name: of the patch.
-        source: gives the files that `tree` has not got yet.
-        tree: folder to which the files that the patch touches are brought.
+        tree: folder that holds the files that the patch touches.
     """
     patch = root / FOLDER / name
     text = patch.read_text(encoding="utf-8")
@@ -108,26 +122,21 @@ def apply_one(root: Path, name: str, source: Source, tree: Path) -> PatchResult:
         paths = sorted(touched(text))
     except ValueError as error:
         return result("fails", why=str(error))
-    before = bring(paths, source, tree)
+    before = read(paths, tree)
     try:
         run(patch, tree)
         after = read(paths, tree)
-        functions = {path: touched_functions(before[path] or "", after[path] or "") for path in paths}
+        functions: dict[str, tuple[str, ...]] = {}
         for path in paths:
-            compile(after[path] or "", path, "exec", dont_inherit=True)
+            functions[path] = ()
+            if path.endswith(".py"):
+                compile(after[path] or "", path, "exec", dont_inherit=True)
+                functions[path] = touched_functions(before[path] or "", after[path] or "")
     except (ValueError, SyntaxError) as error:
         write(before, tree)
         contained = isinstance(error, ValueError) and _contained(patch, before)
         return result("contained") if contained else result("fails", why=str(error))
     return result("applies", functions)
-
-
-def bring(paths: Sequence[str], source: Source, tree: Path) -> dict[str, str | None]:
-    """Put files into a tree unless they are there, and return their texts; None for one that does not exist."""
-    for path in paths:
-        if not (tree / path).exists() and (text := source(path)) is not None:
-            write({path: text}, tree)
-    return read(paths, tree)
 
 
 def read(paths: Sequence[str], tree: Path) -> dict[str, str | None]:
@@ -188,11 +197,14 @@ def edit(root: Path, name: str, source: Source, folder: Path, more: Sequence[str
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DeployError(f"{folder} is not empty", "edited files in it would be lost", "name another folder")
-    with before_patch(root, name, source) as tree:
-        paths = sorted({*_touched(root, name), *more})
-        bring(paths, source, tree)
+    if name not in names(root):
+        raise _unknown(name)
+    paths = sorted({*_touched(root, name), *more})
+    with published(root, source, more) as tree:
+        for earlier in names(root)[: names(root).index(name)]:
+            _require(apply_one(root, earlier, tree))
         if _touched(root, name):
-            _require(apply_one(root, name, source, tree))
+            _require(apply_one(root, name, tree))
         texts = read(paths, tree)
     if unknown := [path for path in more if texts[path] is None]:
         raise DeployError(f"SGLang has no {unknown[0]}", "paths start with sglang/", "check --file")
@@ -218,18 +230,18 @@ def refresh(root: Path, source: Source, name: str | None = None, folder: Path | 
     if name is not None and name not in names(root):
         raise _unknown(name)
     new: dict[Path, str] = {}
-    with tempfile.TemporaryDirectory(prefix="deploy-patches-") as directory:
-        tree = Path(directory)
+    edited = _files(folder) if folder else set[str]()
+    with published(root, source, sorted(edited)) as tree:
         for current in names(root):
             patch = root / FOLDER / current
             text = patch.read_text(encoding="utf-8")
-            paths = sorted(_touched(root, current) | (_edited(folder) if folder and current == name else set()))
-            before = bring(paths, source, tree)
+            paths = sorted(_touched(root, current) | (edited if current == name else set()))
+            before = read(paths, tree)
             if folder and current == name:
                 after = read(paths, folder)
                 write(after, tree)
             else:
-                _require(apply_one(root, current, source, tree))
+                _require(apply_one(root, current, tree))
                 after = read(paths, tree)
             try:
                 body = changes(before, after)
@@ -250,29 +262,14 @@ def refresh(root: Path, source: Source, name: str | None = None, folder: Path | 
     return [patch.name for patch in changed]
 
 
-@contextmanager
-def before_patch(root: Path, name: str, source: Source) -> Generator[Path]:
-    """A tree to which the series has been applied up to a patch, without it.
-
-    Raises:
-        DeployError: the series does not name the patch, or an earlier one does not apply.
-    """
-    if name not in names(root):
-        raise _unknown(name)
-    with tempfile.TemporaryDirectory(prefix="deploy-patches-") as directory:
-        tree = Path(directory)
-        for earlier in names(root)[: names(root).index(name)]:
-            _require(apply_one(root, earlier, source, tree))
-        yield tree
-
-
 def _touched(root: Path, name: str) -> set[str]:
-    """As `touched`; empty for a patch that has nothing but a header yet."""
-    text = (root / FOLDER / name).read_text(encoding="utf-8")
-    return touched(text) if text != header(text) else set()
+    """As `touched`; empty for a patch that has nothing but a header yet, or touches what it must not."""
+    with suppress(ValueError):
+        return touched((root / FOLDER / name).read_text(encoding="utf-8"))
+    return set()
 
 
-def _edited(folder: Path) -> set[str]:
+def _files(folder: Path) -> set[str]:
     return {
         str(path.relative_to(folder))
         for path in folder.rglob("*")
@@ -299,13 +296,14 @@ def _unknown(name: str) -> DeployError:
 
 
 def overlay(root: Path, source: Source, tree: Path) -> None:
-    """Apply the patches that apply to a tree of SGLang in place.
+    """Change a tree of SGLang as the patches do that apply to it.
 
     Args:
-        tree: changed.
+        root: the checkout.
+        source: the tree as it is.
+        tree: the same, as a folder that holds `sglang/`.
     """
-    with tempfile.TemporaryDirectory(prefix="deploy-patches-") as directory:
-        scratch = Path(directory)
+    with published(root, source) as patched:
         for name in names(root):
-            apply_one(root, name, source, scratch)
-        shutil.copytree(scratch, tree, dirs_exist_ok=True)
+            apply_one(root, name, patched)
+        shutil.copytree(patched, tree, dirs_exist_ok=True)

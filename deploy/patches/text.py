@@ -67,14 +67,11 @@ def _count(lines: Sequence[str], block: Sequence[str]) -> int:
 
 
 def changed_lines(before: str, after: str) -> tuple[set[int], set[int]]:
-    """Numbers of the lines that differ, counted from 1: in the text before and in the one after.
-
-    Where lines are only added, the one before them stands for the place.
-    """
+    """Numbers of the lines that differ, counted from 1: in the text before and in the one after."""
     old, new = before.splitlines(), after.splitlines()
     gone, come = set[int](), set[int]()
     for kind, old_start, old_end, new_start, new_end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if kind != "equal":
-            gone |= set(range(old_start + 1, old_end + 1)) or {old_start}
-            come |= set(range(new_start + 1, new_end + 1)) or {new_start}
+            gone |= set(range(old_start + 1, old_end + 1))
+            come |= set(range(new_start + 1, new_end + 1))
     return gone, come
