@@ -19,6 +19,7 @@ from deploy.patches.series import PatchResult, check, compare, edit, functions_l
 
 ROOT = Path(__file__).resolve().parents[1]
 FAILED = 1
+LOCKED = "locked"
 COLOURS = {
     "applies": "green",
     "elsewhere": "yellow",
@@ -58,7 +59,7 @@ def check_verb(as_json: JsonOption = False) -> None:
     """Apply the series to the locked SGLang, compile what it touches, and list the functions it changes."""
     with render.transfer(err) as progress, locked_release(ROOT, progress) as source:
         found = check(ROOT, source)
-    _show("locked", found, None, as_json)
+    _show(LOCKED, found, None, as_json)
     if any(result.state != "applies" for result in found):
         raise typer.Exit(FAILED)
 
@@ -166,10 +167,14 @@ def _show(release: str, patches: Sequence[PatchResult], hooks: Sequence[HookResu
         if result.why:
             err.print(f"{result.name}: {result.why.rstrip()}", markup=False, soft_wrap=True)
     good = sum(result.state == "applies" for result in patches)
-    err.print(f"{good} of {len(patches)} patches apply to SGLang {release}", markup=False)
+    err.print(f"{good} of {len(patches)} patches apply to {_named(release)}", markup=False)
     if hooks is not None:
         same = sum(hook.state == "unchanged" for hook in hooks)
         err.print(f"{same} of {len(hooks)} hooked functions are unchanged", markup=False)
+
+
+def _named(release: str) -> str:
+    return "the locked SGLang" if release == LOCKED else f"SGLang {release}"
 
 
 def _switch(result: PatchResult) -> str:
