@@ -11,6 +11,7 @@ from typing import Literal
 
 from deploy.errors import DeployError
 from deploy.image.apply_patches import apply, series, touched
+from deploy.lock.document import replace_text
 from deploy.patches.functions import touched_functions
 from deploy.patches.text import changes, fields, header
 
@@ -140,8 +141,15 @@ def apply_one(root: Path, name: str, tree: Path) -> PatchResult:
 
 
 def read(paths: Sequence[str], tree: Path) -> dict[str, str | None]:
-    """Texts by path; None for a file that is not there."""
-    return {path: (tree / path).read_bytes().decode("utf-8") if (tree / path).is_file() else None for path in paths}
+    """Texts by path; None for a file that is not there.
+
+    Raises:
+        DeployError: a file is no text.
+    """
+    try:
+        return {path: (tree / path).read_bytes().decode("utf-8") if (tree / path).is_file() else None for path in paths}
+    except UnicodeDecodeError as error:
+        raise DeployError(f"a file of {tree} is no text", str(error), "only text can be patched") from error
 
 
 def write(texts: Mapping[str, str | None], tree: Path) -> None:
@@ -258,7 +266,7 @@ def refresh(root: Path, source: Source, name: str | None = None, folder: Path | 
             new[patch] = header(text).rstrip("\n") + "\n\n" + body
     changed = [patch for patch, text in new.items() if patch.read_text(encoding="utf-8") != text]
     for patch in changed:
-        patch.write_text(new[patch], encoding="utf-8")
+        replace_text(patch, new[patch])
     return [patch.name for patch in changed]
 
 
@@ -270,11 +278,22 @@ def _touched(root: Path, name: str) -> set[str]:
 
 
 def _files(folder: Path) -> set[str]:
-    return {
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+    """Edited files, without what editors and Python leave beside them.
+
+    Raises:
+        DeployError: one is none of SGLang's.
+    """
+    inside = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    edited = {
+        path
+        for path in inside
+        if not any(part.startswith(".") or part == "__pycache__" for part in path.parts) and path.name[-1] != "~"
     }
+    if strays := sorted(path for path in edited if path.parts[0] != "sglang"):
+        raise DeployError(
+            f"{folder / strays[0]} is no file of SGLang", "a patch touches files below sglang/ alone", "remove it"
+        )
+    return {str(path) for path in edited}
 
 
 def _require(result: PatchResult) -> None:

@@ -199,6 +199,27 @@ def test_what_cannot_be_refreshed_changes_no_patch(checkout: Checkout, tmp_path:
     assert checkout.texts() == before
 
 
+def test_what_editors_leave_does_not_become_part_of_the_patch(checkout: Checkout, tmp_path: Path) -> None:
+    checkout.refresh()
+    checkout.edit("one.patch", tmp_path / "e")
+    for name in (".core.py.swp", "core.py~", "__pycache__/core.cpython-311.pyc"):
+        (tmp_path / "e/sglang" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "e/sglang" / name).write_bytes(b"\xff")
+    assert checkout.refresh("one.patch", tmp_path / "e") == []
+
+
+@pytest.mark.parametrize(("name", "complaint"), [("notes.txt", "no file of SGLang"), ("sglang/image.py", "no text")])
+def test_a_stray_or_binary_file_in_the_edited_folder_is_refused(
+    checkout: Checkout, tmp_path: Path, name: str, complaint: str
+) -> None:
+    before = checkout.texts()
+    checkout.edit("one.patch", tmp_path / "e")
+    (tmp_path / "e" / name).write_bytes(b"\xff")
+    with pytest.raises(DeployError, match=complaint):
+        checkout.refresh("one.patch", tmp_path / "e")
+    assert checkout.texts() == before
+
+
 def test_a_folder_with_files_is_not_written_to(checkout: Checkout, tmp_path: Path) -> None:
     (tmp_path / "e").mkdir()
     (tmp_path / "e/precious").write_text("x")
