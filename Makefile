@@ -67,8 +67,8 @@ clean:  ## remove the tool environment and caches as well (after `make down`)
 # ---- tests
 
 .PHONY: test
-test: .venv/.synced /usr/bin/patch  ## lint, lock and tests: unit, kernels, Docker end to end; starts what it needs and stops it again
-	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint lock-check test-unit test-kernels test-docker SELECT=
+test: .venv/.synced /usr/bin/patch  ## lint, lock and tests: unit, kernels, patches, Docker end to end; starts what it needs and stops it again
+	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint lock-check test-unit test-kernels test-patches test-docker SELECT=
 
 .PHONY: lock-check
 lock-check: .venv/.synced  ## does deploy.lock agree with the repository and deploy.toml? (`deploy lock` mends it)
@@ -99,13 +99,19 @@ test-quiet: .venv/.synced  ## what measures the real stack; needs a running Dock
 	@$(UV) pip install --quiet --require-hashes --no-deps --python-version 3.11 --target .cache/test-packages --requirements .cache/test-packages.txt
 	@touch $@
 
-.PHONY: test-kernels
-test-kernels: .venv/.synced .cache/test-packages/.synced  ## kernel tests in Triton's interpreter and the sm_120 compiler, in the image
-	image=$$($(DEPLOY) build | cut -d' ' -f1) && docker run --rm --network none --cap-drop ALL --user "$$(id -u):$$(id -g)" \
+IN_IMAGE = image=$$($(DEPLOY) build | cut -d' ' -f1) && docker run --rm --network none --cap-drop ALL --user "$$(id -u):$$(id -g)" \
 	  --tmpfs /tmp:exec --volume "$(CURDIR)":/src:ro --workdir /src --env HOME=/tmp --env TRITON_CACHE_DIR=/tmp/triton \
 	  --env HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis --env PYTHONDONTWRITEBYTECODE=1 \
 	  --env PYTHONPATH=/src/kernels:/opt/cpu_standins:/src/.cache/test-packages --env SGLANG_USE_CPU_ENGINE=1 --entrypoint python "$$image" \
-	  -m pytest -p no:cacheprovider tests/kernels
+	  -m pytest -p no:cacheprovider
+
+.PHONY: test-kernels
+test-kernels: .venv/.synced .cache/test-packages/.synced  ## kernel tests in Triton's interpreter and the sm_120 compiler, in the image
+	$(IN_IMAGE) tests/kernels
+
+.PHONY: test-patches
+test-patches: .venv/.synced .cache/test-packages/.synced  ## what the patches to SGLang change, in the image
+	$(IN_IMAGE) tests/patches
 
 # There the GPU's own driver and torch count, so not in the image: any Python with torch, triton, pytest and hypothesis.
 GPU_PYTHON ?= python3

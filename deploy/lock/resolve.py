@@ -290,12 +290,26 @@ def _model_open(spec_file: SpecFile, locked: Lock) -> list[Disagreement]:
 
 
 def _engine(root: Path, locked: Lock, sources: Sources, progress: Progress) -> EngineLock:
+    assert locked.rootfs
+    inputs = read_inputs(root, locked.rootfs.package)
+    file, sha256 = engine_wheel(root, locked.rootfs, sources, progress)
+    return lock_engine(file, sha256, inputs.files)
+
+
+def engine_wheel(root: Path, rootfs: RootfsLock, sources: Sources, progress: Progress) -> tuple[Path, str]:
+    """SGLang's locked wheel, fetched unless it is in the cache, and its hash.
+
+    Args:
+        root: the checkout.
+        rootfs: decides which wheel fits.
+
+    Raises:
+        DeployError: uv.lock names none, or it cannot be fetched.
+    """
     # Here and not above, as in `built_image`: loading the HTTP client takes longer than `lock --check`.
     from deploy.fetch import Advice, Item, cache_folder, fetch, http_client
 
-    assert locked.rootfs
-    inputs = read_inputs(root, locked.rootfs.package)
-    wheel = installed_wheels((root / "uv.lock").read_text(encoding="utf-8"), _target(locked.rootfs))[PACKAGE]
+    wheel = installed_wheels((root / "uv.lock").read_text(encoding="utf-8"), _target(rootfs))[PACKAGE]
     target = (sources.cache or cache_folder("wheels")) / wheel.sha256
     advice = Advice(
         altered="something between here and the package index alters files: try another network",
@@ -305,7 +319,7 @@ def _engine(root: Path, locked: Lock, sources: Sources, progress: Progress) -> E
     with http_client(sources.certificates) as http:
         item = Item(wheel.file, wheel.url, wheel.sha256, target, wheel.size)
         fetch([item], http, advice, lambda done, total: progress(wheel.file, done, total))
-    return lock_engine(target, wheel.sha256, inputs.files)
+    return target, wheel.sha256
 
 
 def built_image(image: ImageLock) -> tuple[ImageLock, Disagreement | None]:
