@@ -326,11 +326,15 @@ def built_image(image: ImageLock) -> tuple[ImageLock, Disagreement | None]:
 
     Returns:
         The image with its id and layers; or as it was, and why.
+
+    Raises:
+        DeployError: its layers have an order that another host would not come to.
     """
     from python_on_whales import DockerClient
 
     from deploy.image.build import find_image
     from deploy.image.layers import read_layers
+    from deploy.image.order import require_order
 
     tag = f"{IMAGE_NAME}:{image.inputs[:16]}"
     try:
@@ -343,6 +347,8 @@ def built_image(image: ImageLock) -> tuple[ImageLock, Disagreement | None]:
         fix = "deploy build, then deploy lock"
         return image, Disagreement("image", f"{tag} is not on this host, so its layers are not locked", fix)
     same = found.id == image.id
+    if not same:
+        require_order(found.id)
     update = {"id": found.id, "layer": read_layers(found.id), "manifest": image.manifest if same else ""}
     return (image if same else image.model_copy(update=update)), None
 

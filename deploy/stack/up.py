@@ -134,6 +134,15 @@ def up(
             if spec_file.spec.image.public_key:
                 _require_signed(spec_file, locked, image)
             running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {obtained.origin}"
+            if (
+                locked
+                and locked.id
+                and f"{locked.inputs:.16}" in image.tag
+                and image.id not in (locked.id, locked.manifest)
+            ):
+                running.outcome += (
+                    "; not the image that deploy.lock names (deploy verify --rebuild says where it differs)"
+                )
         stack, lines = plan(root, spec_file, state, image.tag)
         before = _identities(stack)
         with _undone_on_failure(stack, before, report):
