@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, docker, free_port
+from python_on_whales import DockerClient
 from registry import Proxy, proxy, registry
+from second_host import second_host
 
 import deploy.fetch
 from deploy.errors import DeployError
@@ -211,6 +213,27 @@ def test_an_image_that_is_not_the_locked_one_is_not_pushed(place: Place, images:
     with place.client() as client, pytest.raises(DeployError) as raised:
         push(mixed, client)
     assert first.id in raised.value.why and second.id in raised.value.why
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a second Docker engine needs root")
+def test_an_engine_with_containerds_image_store_takes_the_same_and_only_what_changed(
+    place: Place, images: list[ImageLock], tmp_path: Path
+) -> None:
+    """Such an engine calls an image by its manifest's digest."""
+    export(images[0], tmp_path / "image.tar")
+    with place.client() as client, second_host(tmp_path, **{"containerd-snapshotter": True}) as host:
+        there = DockerClient(host=f"unix://{host.socket}")
+        for image, layers in zip(images, (2, 1), strict=True):
+            pushed = push(image, client).image
+            pulled = pull(pushed, client, docker=there, cache=tmp_path / "cache")
+            assert pulled.image.id == pushed.manifest
+            assert pulled.layers == layers
+            host.docker("create", tag_of(image))
+        host.docker("rm", *host.docker("ps", "--all", "--quiet").split())
+        host.docker("image", "rm", tag_of(images[0]))
+        # Its id is the archive's own manifest, of which the lock knows the configuration.
+        import_archive(images[0], tmp_path / "image.tar", docker=there)
+        host.docker("create", tag_of(images[0]))
 
 
 def test_an_image_travels_in_a_file(images: list[ImageLock], tmp_path: Path) -> None:
