@@ -295,7 +295,7 @@ def test_a_bill_of_materials_lies_beside_the_image_and_leaves_it_as_it_is(
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two pairs of cosign's keys, `one` and `other`."""
     if not shutil.which("cosign"):
-        pytest.skip("cosign is not here: apt-get install cosign")
+        pytest.skip("cosign is not here: make .cache/programs/usr/bin/cosign")
     folder = tmp_path_factory.mktemp("keys")
     for name in ("one", "other"):
         command = ["cosign", "generate-key-pair", f"--output-key-prefix={name}"]
