@@ -1,6 +1,8 @@
 """The verbs of `deploy`: each parses its arguments, calls one function and shows what it returned."""
 
 import json
+import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,7 +18,7 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from deploy import host_verbs, image_verbs, lock_verbs, model_verbs, render
+from deploy import host_verbs, image_verbs, lock_verbs, model_verbs, patches_verbs, render
 from deploy.command_line import (
     ROOT,
     SPEC,
@@ -55,6 +57,7 @@ from deploy.status import live as engine_view
 from loadtest.cli import bench
 
 NOT_SERVING = 4
+NEXT = ('chat "Hello"', "status --watch", "logs --follow", "bench -c 1,16", "down")
 EXIT_CODES = """\b
 Exit codes:
   0    done
@@ -83,6 +86,7 @@ docker_app = typer.Typer(
 )
 app.add_typer(docker_app, name="docker")
 app.add_typer(bench, name="bench")
+app.add_typer(patches_verbs.app, name="patches")
 app.add_typer(host_verbs.app)
 app.add_typer(image_verbs.app)
 app.add_typer(lock_verbs.app)
@@ -133,7 +137,11 @@ def down_verb(
 ) -> None:
     """Stop the stack and remove what `up` made. Requests in flight may finish first."""
     folder = State(state)
-    if everything and not probe.docker_facts().server and not shutil.which("docker"):
+    if everything and docker_engine.was_started_by_hand(folder):
+        # The machine was restarted since: what is to be removed lies in an engine that does not run.
+        docker_engine.ensure(folder, may_install=False, say=_say)
+    if everything and not probe.docker_facts().server and not folder.environment.exists():
+        _say("no Docker engine answers, and nothing was started from here: only files are removed")
         removed = []
     else:
         require_docker(probe.docker_facts(), cdi=False)
@@ -188,13 +196,15 @@ def logs_verb(
     tail: Annotated[str, typer.Option("--tail", "-n", help="Lines of each role to begin with, or all.")] = "200",
     since: Annotated[str | None, typer.Option("--since", help="Not older than, for example 10m or 2h.")] = None,
 ) -> None:
-    """Show what the roles log, oldest line first."""
+    """Show what the roles log, role by role; with --follow as it comes."""
     require_docker(probe.docker_facts(), cdi=False)
     stack = running_stack(ROOT, State(state).environment)
     if not stack.roles():
         raise DeployError("nothing runs", "there is no container of this stack", "deploy up")
     if tail != "all" and not tail.isdigit():
         raise typer.BadParameter("a number or all", param_hint="--tail")
+    if since and not re.fullmatch(r"(\d+(\.\d+)?[smhd])+|\d{4}-\d\d-\d\d(T.+)?|\d+", since):
+        raise typer.BadParameter("a time such as 10m, 2h or 2026-01-31T12:00:00", param_hint="--since")
     names = [role.value for role in roles or []]
     lines: Any = stack.docker.compose.logs(names, tail=tail, since=since, follow=follow, stream=True)
     for _, line in lines:
@@ -396,6 +406,11 @@ def _up_json(result: Result) -> dict[str, Any]:
     }
 
 
+def _program() -> str:
+    """How to call this program from here: by its name where the shell finds it, else by its path."""
+    return "deploy" if shutil.which("deploy") else os.path.relpath(sys.argv[0])
+
+
 def _show_up(result: Result) -> None:
     accepted = result.acceptance
     key = ' -H "Authorization: Bearer $(cat API_KEY_FILE)"' if accepted.needs_key else ""
@@ -405,7 +420,7 @@ def _show_up(result: Result) -> None:
         "",
         f"  curl {accepted.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
         "",
-        'Next: deploy chat "Hello"   deploy status --watch   deploy logs --follow   deploy bench -c 1,16   deploy down',
+        "Next: " + "   ".join(f"{_program()} {verb}" for verb in NEXT),
     ]
     out.print("\n".join(lines), markup=False, soft_wrap=True)
 

@@ -70,6 +70,9 @@ def doctor_verb(
     fix_script: Annotated[bool, typer.Option("--fix-script", help="Print a shell script of all fixes.")] = False,
     saved: SavedOption = None,
     save_to: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the host report.")] = None,
+    least: Annotated[
+        Severity, typer.Option("--least", help="Show only what is at least this severe, and not what was not seen.")
+    ] = Severity.NOTE,
     limit: LimitOption = LIMIT_SECONDS,
 ) -> None:
     """Find out what is wrong with this host, why it matters and which command mends it. Changes nothing."""
@@ -89,7 +92,7 @@ def doctor_verb(
     elif fix_script:
         typer.echo(to_script(seen, findings))
     else:
-        Console(highlight=False).print(to_text(seen, findings, checks))
+        Console(highlight=False).print(to_text(seen, findings, checks, least))
     raise typer.Exit(ERRORS_FOUND if any(finding.severity == Severity.ERROR for finding in findings) else 0)
 
 

@@ -24,7 +24,8 @@ STOP_SECONDS = 120
 def own_engine(folder: Path) -> Generator[DockerClient]:
     """An engine of our own with its data in a folder, which is empty before and gone afterwards.
 
-    It makes no bridge and no firewall rules, so it does not meet another engine; its builds use the host's network.
+    It has a bridge of its own and makes no firewall rules, so it does not meet another engine; its builds use the
+    host's network. ("bridge": "none" would not do: with it an engine deletes docker0 when it starts, whoever uses it.)
 
     Raises:
         HostError: it cannot be started here.
@@ -39,6 +40,7 @@ def own_engine(folder: Path) -> Generator[DockerClient]:
     folder.mkdir(parents=True)
     # A socket's path must be short.
     runtime = Path(tempfile.mkdtemp(prefix="deploy-", dir="/run"))
+    bridge = f"dsv4-{os.getpid()}"
     log = folder / "dockerd.log"
     socket = runtime / "docker.sock"
     configuration = {
@@ -46,12 +48,17 @@ def own_engine(folder: Path) -> Generator[DockerClient]:
         "exec-root": str(runtime / "exec"),
         "pidfile": str(runtime / "pid"),
         "hosts": [f"unix://{socket}"],
-        "bridge": "none",
+        "bridge": bridge,
+        "ip-forward": False,
+        "ip-masq": False,
         "iptables": False,
         "ip6tables": False,
     }
     (runtime / "daemon.json").write_text(json.dumps(configuration))
     try:
+        _ip("link", "add", bridge, "type", "bridge")
+        # The engine asks for an address; nothing is ever attached (RFC 3927, one link).
+        _ip("address", "add", f"169.254.{os.getpid() % 250 + 2}.1/24", "dev", bridge)
         with log.open("wb") as output:
             # In a session of its own: Ctrl-C reaches us first, and we end it.
             command = [program, "--config-file", str(runtime / "daemon.json")]
@@ -68,8 +75,20 @@ def own_engine(folder: Path) -> Generator[DockerClient]:
                 engine.kill()
                 engine.wait()
     finally:
+        subprocess.run(["ip", "link", "delete", bridge], capture_output=True)
         shutil.rmtree(runtime, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ip(*arguments: str) -> None:
+    try:
+        done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise HostError(
+            "there is no `ip` on this machine", "the engine needs a bridge", "apt-get install iproute2"
+        ) from error
+    if done.returncode:
+        raise HostError("an engine of our own cannot be started", done.stderr.strip(), "run it as root")
 
 
 def _wait(engine: "subprocess.Popen[bytes]", client: DockerClient, log: Path) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from python_on_whales.exceptions import DockerException
+from sm120_kernels.plugin.table import HOOKS
 
 from deploy.errors import DeployError
 from deploy.host.docker_facts import INSTALL, MINIMUM_COMPOSE, MINIMUM_ENGINE
@@ -41,6 +42,7 @@ from deploy.lock.model import (
     ImageLock,
     KernelsLock,
     Lock,
+    LockedHook,
     LockedRole,
     ModelLock,
     Part,
@@ -116,7 +118,8 @@ def check_lock(root: Path, spec_file: SpecFile) -> list[Disagreement]:
     """
     locked = read_lock(root)
     derived, unresolved = derive(root, spec_file, locked)
-    changes = diff(locked, derived).changes
+    # An image that must be built anew has no layers yet: the change of its inputs says it all.
+    changes = [change for change in diff(locked, derived).changes if change.section != "layer"]
     return unresolved + [Disagreement(change.section, describe(change), "deploy lock") for change in changes]
 
 
@@ -205,7 +208,7 @@ def derive(root: Path, spec_file: SpecFile, locked: Lock) -> tuple[Lock, list[Di
             update={
                 "python": _python(root, rootfs, uv_lock),
                 "wheels": {name: wheel.locked for name, wheel in wheels.items()},
-                "kernels": KernelsLock(tree=_tree(inputs, "packages/kernels/sm120_kernels")),
+                "kernels": KernelsLock(tree=_tree(inputs, "packages/kernels/sm120_kernels"), hook=_hooks()),
                 "runtime": RuntimeLock(
                     engine_runtime=_tree(inputs, "packages/engine/engine_runtime"),
                     cpu_standins=_tree(inputs, "packages/engine/cpu_standins"),
@@ -287,12 +290,26 @@ def _model_open(spec_file: SpecFile, locked: Lock) -> list[Disagreement]:
 
 
 def _engine(root: Path, locked: Lock, sources: Sources, progress: Progress) -> EngineLock:
+    assert locked.rootfs
+    inputs = read_inputs(root, locked.rootfs.package)
+    file, sha256 = engine_wheel(root, locked.rootfs, sources, progress)
+    return lock_engine(file, sha256, inputs.files)
+
+
+def engine_wheel(root: Path, rootfs: RootfsLock, sources: Sources, progress: Progress) -> tuple[Path, str]:
+    """SGLang's locked wheel, fetched unless it is in the cache, and its hash.
+
+    Args:
+        root: the checkout.
+        rootfs: decides which wheel fits.
+
+    Raises:
+        DeployError: uv.lock names none, or it cannot be fetched.
+    """
     # Here and not above, as in `built_image`: loading the HTTP client takes longer than `lock --check`.
     from deploy.fetch import Advice, Item, cache_folder, fetch, http_client
 
-    assert locked.rootfs
-    inputs = read_inputs(root, locked.rootfs.package)
-    wheel = installed_wheels((root / "uv.lock").read_text(encoding="utf-8"), _target(locked.rootfs))[PACKAGE]
+    wheel = installed_wheels((root / "uv.lock").read_text(encoding="utf-8"), _target(rootfs))[PACKAGE]
     target = (sources.cache or cache_folder("wheels")) / wheel.sha256
     advice = Advice(
         altered="something between here and the package index alters files: try another network",
@@ -302,7 +319,7 @@ def _engine(root: Path, locked: Lock, sources: Sources, progress: Progress) -> E
     with http_client(sources.certificates) as http:
         item = Item(wheel.file, wheel.url, wheel.sha256, target, wheel.size)
         fetch([item], http, advice, lambda done, total: progress(wheel.file, done, total))
-    return lock_engine(target, wheel.sha256, inputs.files)
+    return target, wheel.sha256
 
 
 def built_image(image: ImageLock) -> tuple[ImageLock, Disagreement | None]:
@@ -385,6 +402,13 @@ def _tiny_model() -> ModelLock:
 
     with tempfile.TemporaryDirectory(prefix="deploy-lock-") as directory:
         return lock_folder(generate(Path(directory) / "tiny"))
+
+
+def _hooks() -> tuple[LockedHook, ...]:
+    return tuple(
+        LockedHook(target=hook.target, op=hook.op, switch=hook.switch, upstream_sha256=hook.upstream_sha256)
+        for hook in HOOKS
+    )
 
 
 def _tree(inputs: ImageInputs, folder: str) -> str:

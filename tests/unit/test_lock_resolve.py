@@ -148,7 +148,7 @@ FORMATTINGS: list[Callable[[str], str]] = [
     lambda text: text.replace("[0, 1, 2, 3]", "[\n  0,\n  1,\n  2,\n  3,\n]"),
     lambda text: text.replace("131072", "131_072"),
     lambda text: text.replace('"isolated"', "'isolated'", 1),
-    lambda text: text.replace("\n", "\r\n"),
+    lambda text: text.replace("\r\n", "\n").replace("\n", "\r\n"),
 ]
 
 
