@@ -269,7 +269,7 @@ def load(image: Image, locked: ImageLock, docker: DockerClient, progress: Progre
     ) as process:
         assert process.stdin and process.stdout
         try:
-            for chunk in stream(image, tag, lambda done, total: progress("unpacking", done, total)):
+            for chunk in stream(image, tag, lambda done, total: progress("image", done, total)):
                 process.stdin.write(chunk)
             process.stdin.close()
             said = process.stdout.read().decode(errors="replace").strip()
@@ -336,7 +336,7 @@ def import_archive(
     """
     docker = docker or DockerClient()
     image = require_built(locked)
-    with read_archive(file, lambda done, total: progress("verifying", done, total)) as archived:
+    with read_archive(file, lambda done, total: progress("archive", done, total)) as archived:
         here = common_layers(docker, [layer.diff_id for layer in image.layer])
         missing = [layer for layer in archived.manifest.layers[here:]]
         chosen = Image(archived.manifest, archived.config, _only(archived.blobs, missing))

@@ -107,7 +107,7 @@ def test_a_pushed_image_comes_back_the_same_and_the_lock_knows_it(
     assert pulled.image.id == images[0].id
     assert pulled.layers == 2
     assert pulled.size == sum(layer.blob_size for layer in pushed.image.layer)
-    assert {what for what, _, _ in seen} == {"layers", "unpacking"}
+    assert {what for what, _, _ in seen} == {"layers", "image"}
     assert any(0 < done < total for _, done, total in seen)
     assert list((tmp_path / "cache").iterdir()) == []
     # No trace of the registry's name is left.
