@@ -44,10 +44,12 @@ from deploy.image.build import ensure_image
 from deploy.image.inputs import image_tag
 from deploy.spec.load import load
 from deploy.spec.model import Profile
+from deploy.spec.profiles import ALL_ENGINES
 from deploy.stack import cleanup, docker_engine
 from deploy.stack.client import RequestFailed, stream
 from deploy.stack.compose import Stack, running_stack
 from deploy.stack.events import step
+from deploy.stack.memory import plan_on, require_memory
 from deploy.stack.phases import plain
 from deploy.stack.preview import preview
 from deploy.stack.state import State
@@ -72,12 +74,16 @@ Exit codes:
 class RoleName(StrEnum):
     prefill = "prefill"
     decode = "decode"
+    engine = "engine"
+    engine_2 = "engine-2"
+    engine_3 = "engine-3"
+    engine_4 = "engine-4"
     router = "router"
 
 
 app = verbs(
     name="deploy",
-    help="DeepSeek-V4-Flash with prefill and decode in separate containers, from deploy.toml to an accepted endpoint.",
+    help="DeepSeek-V4-Flash in containers, from deploy.toml to an accepted endpoint.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
 )
@@ -187,7 +193,7 @@ def status_verb(
 
 @app.command(
     "logs",
-    epilog=examples("deploy logs", "deploy logs decode --follow", "deploy logs prefill router --tail 50 --since 10m"),
+    epilog=examples("deploy logs", "deploy logs decode --follow", "deploy logs engine-2 router --tail 50 --since 10m"),
 )
 def logs_verb(
     roles: Annotated[list[RoleName] | None, typer.Argument(help="Only these.", show_default="all")] = None,
@@ -201,6 +207,12 @@ def logs_verb(
     stack = running_stack(ROOT, State(state).environment)
     if not stack.roles():
         raise DeployError("nothing runs", "there is no container of this stack", "deploy up")
+    if missing := [role.value for role in roles or [] if role.value not in stack.expected]:
+        raise DeployError(
+            f"there is no {', '.join(missing)} in this stack",
+            f"profile {stack.profile} has {', '.join(stack.expected)}",
+            "deploy logs",
+        )
     if tail != "all" and not tail.isdigit():
         raise typer.BadParameter("a number or all", param_hint="--tail")
     if since and not re.fullmatch(r"(\d+(\.\d+)?[smhd])+|\d{4}-\d\d-\d\d(T.+)?|\d+", since):
@@ -318,16 +330,22 @@ def config_verb(
     arguments: Annotated[bool, typer.Option("--arguments", help="Only arguments and variables.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the effective compose configuration and where each engine argument comes from. Changes nothing."""
+    """Show the effective compose configuration, the origin of each argument, and the memory plan. Changes nothing."""
     spec_file = load(spec, _profile(profile))
     stack, lines = plan(ROOT, spec_file, State(state), image_tag(ROOT))
+    memory = plan_on(spec_file.spec, probe.gpus() if spec_file.spec.roles else ())
+    if memory:
+        require_memory(spec_file, memory[0])
     config, found = preview(stack, lines)
     if as_json:
-        print_json({"compose": config, "settings": [asdict(setting) for setting in found]})
+        shown = {"plan": asdict(memory[0]), "size_from": memory[1]} if memory else None
+        print_json({"compose": config, "settings": [asdict(setting) for setting in found], "memory": shown})
         return
     if not arguments:
         sys.stdout.write(str(yaml.safe_dump(config, sort_keys=False)))  # pyright: ignore[reportUnknownMemberType]
     rows = [[item.service, _setting(item.name, item.value), item.origin] for item in found]
+    if memory:
+        rows.append(["each engine", str(memory[0]), memory[1]])
     if out.is_terminal:
         out.print(render.table(["service", "argument or variable", "origin"], rows))
     else:
@@ -454,7 +472,7 @@ def _watch(find: Callable[[], Stack], as_json: bool) -> None:
     def look() -> tuple[Status, list[engine_view.RoleView]]:
         stack = find()
         seen = status(stack)
-        running = any(state.role in engine_view.ENGINES and state.status == "running" for state in seen.roles)
+        running = any(state.role in ALL_ENGINES and state.status == "running" for state in seen.roles)
         return seen, engines.look(stack) if running else []
 
     try:

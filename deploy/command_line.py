@@ -17,6 +17,7 @@ SPEC, STATE = ROOT / "deploy.toml", ROOT / ".state"
 
 class ProfileName(StrEnum):
     pd = "pd"
+    replicas = "replicas"
     cpu = "cpu"
 
 

@@ -77,7 +77,7 @@ def differences(locks: Locks, reports: Reports, image: str | None) -> list[str]:
         found.append(f"the engines run image {image[:19]}, the lock says {built.id[:19]}: deploy lock --update image")
     roles = _roles(locks.lock, answered)
     for engine, report in answered.items():
-        locked = roles.get(role_of(engine))
+        locked = roles.get(engine) or roles.get(role_of(engine))
         if locked:
             found += [
                 f"{engine} has {wrong.key} = {wrong.found}, the lock says {wrong.expected}"

@@ -3,6 +3,7 @@
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -269,11 +270,12 @@ def load(image: Image, locked: ImageLock, docker: DockerClient, progress: Progre
     ) as process:
         assert process.stdin and process.stdout
         try:
-            for chunk in stream(image, tag, lambda done, total: progress("image", done, total)):
-                process.stdin.write(chunk)
-            process.stdin.close()
-            said = process.stdout.read().decode(errors="replace").strip()
-        except BrokenPipeError:
+            # If it gives up, what it says tells why.
+            with suppress(BrokenPipeError):
+                for chunk in stream(image, tag, lambda done, total: progress("image", done, total)):
+                    process.stdin.write(chunk)
+            with suppress(BrokenPipeError):
+                process.stdin.close()
             said = process.stdout.read().decode(errors="replace").strip()
         except BaseException:
             process.kill()

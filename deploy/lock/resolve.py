@@ -56,13 +56,12 @@ from deploy.lock.tree import content_hashes, tree_hash
 from deploy.lock.wheels import Target, group_disagreements, installed_wheels
 from deploy.model.hashing import folder_files, lock_folder
 from deploy.spec.load import SpecFile
-from deploy.spec.model import Profile
-from deploy.stack.compose import Stack, words
+from deploy.spec.profiles import COMPOSE_FILES, Profile
+from deploy.stack.compose import stack_of, words
 from deploy.stack.environment import Facts, variables
 from deploy.stack.preview import preview, require_known_variables
 from deploy.stack.roles import locked_roles
 
-COMPOSE_FILES = ("compose.cpu.yaml", "compose.p2p.yaml", "compose.yaml")
 # Which package brings the interpreter and which the C library; their versions decide which wheels fit.
 INTERPRETER, C_LIBRARY = re.compile(r"python3\.\d+-minimal"), re.compile("libc6")
 
@@ -219,7 +218,7 @@ def derive(root: Path, spec_file: SpecFile, locked: Lock) -> tuple[Lock, list[Di
                     docker_engine=_dotted(MINIMUM_ENGINE),
                     docker_compose=_dotted(MINIMUM_COMPOSE),
                 ),
-                "compose": {name: _sha256(root / name) for name in COMPOSE_FILES},
+                "compose": {name: _sha256(root / name) for name in sorted(COMPOSE_FILES)},
                 "roles": {profile: future.result() for profile, future in sorted(roles.items())},
                 "image": _image(locked.image, inputs),
             }
@@ -237,7 +236,7 @@ def profile_roles(root: Path, spec_file: SpecFile, profile: Profile) -> dict[str
         raise HostError("there is no docker compose", "it says what the compose files come to", INSTALL)
     spec = spec_file.spec.model_copy(update={"profile": profile})
     chosen = replace(spec_file, spec=spec)
-    stack = Stack(root, Path(os.devnull), profile, spec.transport)
+    stack = stack_of(root, Path(os.devnull), spec)
     lines = variables(chosen, Facts(image="", model=Path("/model"), api_key_file=None, limits={}))
     require_known_variables(chosen, stack.files, lines)
     try:

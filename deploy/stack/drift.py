@@ -9,7 +9,7 @@ from deploy.host.docker_facts import parse_version
 from deploy.lock.model import ImageLock, KernelsLock, Lock, LockedRole
 from deploy.lock.options import contradictions, options, words
 from deploy.lock.tree import tree_hash
-from deploy.stack.compose import ENGINES
+from deploy.spec.profiles import ALL_ENGINES
 from deploy.stack.observe import Inside, Observed
 
 
@@ -55,7 +55,7 @@ def role_drifts(lock: Lock, profile: str, observed: Iterable[Observed], states: 
             drifts.append(Drift(role, "files inside", "readable", item.blind))
             continue
         drifts += file_drifts(role, lock, item.inside)
-        if role in ENGINES:
+        if role in ALL_ENGINES:
             drifts += report_drifts(role, locked, item.inside)
             if lock.kernels:
                 drifts += hook_drifts(role, lock.kernels, locked.environment, item.inside)

@@ -20,14 +20,17 @@ from deploy.image.signature import NotSigned, require_signature
 from deploy.lock.document import FILE_NAME
 from deploy.lock.model import ImageLock, read_lock
 from deploy.model.folder import require_model
+from deploy.model.variant import require_variant
 from deploy.spec.load import SpecFile
 from deploy.spec.model import Spec, cdi_device
+from deploy.spec.profiles import ROUTER
 from deploy.stack import phases
 from deploy.stack.accept import Acceptance, accept
 from deploy.stack.client import endpoint
-from deploy.stack.compose import ENGINES, ROUTER, RoleState, Stack
+from deploy.stack.compose import RoleState, Stack, stack_of
 from deploy.stack.environment import Facts, Variable, render, variables
 from deploy.stack.events import Event, Report, Running, step
+from deploy.stack.memory import plan_on, require_memory
 from deploy.stack.preview import require_known_variables
 from deploy.stack.state import State, copy_api_key, write
 
@@ -66,9 +69,9 @@ def plan(root: Path, spec_file: SpecFile, state: State, image: str) -> tuple[Sta
         SpecError: `[variables]` names one that the compose files do not know.
     """
     spec = spec_file.spec
-    stack = Stack(root, state.environment, spec.profile, spec.transport)
+    stack = stack_of(root, state.environment, spec)
     key = state.api_key if spec.router.api_key_file else None
-    facts = Facts(image, model_folder(spec_file, state), key, probe.lowered_limits())
+    facts = Facts(image, model_folder(spec_file, state), key, probe.lowered_limits(), draft_folder(spec_file))
     lines = variables(spec_file, facts)
     require_known_variables(spec_file, stack.files, lines)
     return stack, lines
@@ -79,6 +82,12 @@ def model_folder(spec_file: SpecFile, state: State) -> Path:
     if spec_file.spec.profile == "cpu":
         return state.tiny_model.absolute()
     return (spec_file.file.parent / spec_file.spec.model.path).absolute()
+
+
+def draft_folder(spec_file: SpecFile) -> Path | None:
+    """Where DSpark's draft model lies, None if it is in the model's folder."""
+    path = spec_file.spec.engine.draft_path
+    return (spec_file.file.parent / path).absolute() if path else None
 
 
 def up(
@@ -109,6 +118,8 @@ def up(
     with state.lock("up"):
         with step("host", report) as running:
             stack, _ = plan(root, spec_file, state, "")
+            if planned := plan_on(spec_file.spec, probe.gpus()):
+                require_memory(spec_file, planned[0])
             running.outcome = check_host(stack, spec_file.spec)
         # Before the image, which takes minutes: what is missing here must not wait for it.
         with step("model", report) as running:
@@ -130,17 +141,14 @@ def up(
             config = stack.config()
             target = endpoint(config)
             with step("start", report) as running:
-                for roles in _waves(config["services"]):
+                for roles in _waves(config["services"], stack.engines):
                     stack.start(roles)
                     wait_healthy(stack, roles, state, report)
                 changed = _identities(stack) != before
                 running.outcome = "" if changed else "already running, nothing changed"
             with step("accept", report) as running:
                 acceptance = accept(stack, target, running)
-                running.outcome = (
-                    f"{acceptance.prompt_tokens} prompt tokens crossed from prefill to decode as "
-                    f"{acceptance.transferred / MEBIBYTE:.2f} MiB of KV cache over {acceptance.transport}"
-                )
+                running.outcome = str(acceptance)
     return Result(acceptance, image, changed, time.monotonic() - begun)
 
 
@@ -160,10 +168,10 @@ def _require_signed(spec_file: SpecFile, locked: ImageLock | None, image: ImageR
     require_signature(parse_registry(wanted.registry), locked.manifest, spec_file.file.parent / wanted.public_key)
 
 
-def _waves(services: Iterable[str]) -> list[tuple[str, ...]]:
-    """The order of starting: what the engines lean on, the engines, then the router, which waits for both."""
-    others = tuple(sorted(set(services) - {*ENGINES, ROUTER}))
-    return [wave for wave in (others, ENGINES, (ROUTER,)) if wave]
+def _waves(services: Iterable[str], engines: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The order of starting: what the engines lean on, the engines, then the router, which waits for all of them."""
+    others = tuple(sorted(set(services) - {*engines, ROUTER}))
+    return [wave for wave in (others, engines, (ROUTER,)) if wave]
 
 
 def down(stack: Stack, state: State, *, keep_volumes: bool = False) -> list[str]:
@@ -187,10 +195,10 @@ def check_host(stack: Stack, spec: Spec) -> str:
         HostError: with the command that mends it.
     """
     facts = probe.docker_facts()
-    require_docker(facts, cdi=spec.profile == "pd")
-    if spec.profile == "pd":
+    require_docker(facts, cdi=bool(spec.roles))
+    if spec.roles:
         present, places = probe.cdi_devices(facts.cdi_folders), probe.gpus()
-        for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
+        for name, role in spec.roles.items():
             devices = [cdi_device(gpu) for gpu in role.gpus]
             require_gpus(devices, present, facts.cdi_folders)
             require_node(name, devices, role.numa_node, places)
@@ -272,6 +280,8 @@ def _prepare_model(spec_file: SpecFile, state: State) -> str:
         probe.require_space(folder, TINY_MODEL_BYTES, "the generated model")
         generate(folder)
     require_model(folder)
+    if spec_file.spec.roles:
+        require_variant(folder, spec_file.spec, draft_folder(spec_file))
     return str(folder)
 
 
