@@ -234,6 +234,10 @@ def test_an_engine_with_containerds_image_store_takes_the_same_and_only_what_cha
         # Its id is the archive's own manifest, of which the lock knows the configuration.
         import_archive(images[0], tmp_path / "image.tar", docker=there)
         host.docker("create", tag_of(images[0]))
+        # The other way too: it saves layers as it keeps them, compressed.
+        export(pushed, tmp_path / "other.tar", docker=there)
+    forget(*images)
+    assert import_archive(images[1], tmp_path / "other.tar").image.id == images[1].id
 
 
 def test_an_image_travels_in_a_file(images: list[ImageLock], tmp_path: Path) -> None:
