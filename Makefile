@@ -83,13 +83,21 @@ SELECT ?= -m "not slow"
 test-unit: .venv/.synced  ## the quick unit tests, no Docker
 	.venv/bin/pytest --numprocesses auto $(SELECT) tests/unit
 
+# Programs that only tests need, unpacked and not installed: the package of the registry would start one for everybody.
+PROGRAMS := .cache/programs/usr/bin
+$(PROGRAMS)/%:
+	@mkdir -p .cache/programs
+	@apt-get -qq update
+	@cd .cache/programs && apt-get -qq download $* 2>/dev/null && dpkg-deb --extract $*_*.deb . && rm $*_*.deb && touch usr/bin/$* \
+	  || echo "$* is not in this machine's package archives: tests that need it say so"
+
 .PHONY: test-docker
-test-docker: .venv/.synced  ## the real stack in containers
+test-docker: .venv/.synced $(PROGRAMS)/docker-registry $(PROGRAMS)/cosign  ## the real stack in containers
 	$(DEPLOY) build
 	.venv/bin/pytest -m "not quiet" tests/docker
 
 .PHONY: test-quiet
-test-quiet: .venv/.synced  ## what measures the real stack; needs a running Docker engine and a machine that does nothing else
+test-quiet: .venv/.synced $(PROGRAMS)/docker-registry  ## what measures the real stack; needs a running Docker engine, 35 GB of disk and a machine that does nothing else
 	$(DEPLOY) build
 	.venv/bin/pytest -m quiet tests/docker
 

@@ -16,6 +16,7 @@ from typing import IO
 import httpx
 
 from deploy.errors import DeployError
+from deploy.reading import file_sha256
 
 PARALLEL = 8
 CHUNK_BYTES = 1 << 18
@@ -114,12 +115,6 @@ def fetch(
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _Counter:

@@ -1,18 +1,17 @@
 """The verbs about the patches to SGLang: `patches check`, `edit`, `refresh`, `try`. `cli.py` mounts them."""
 
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from deploy import render
-from deploy.command_line import ROOT, JsonOption, examples
+from deploy.command_line import ROOT, JsonOption, examples, print_json
 from deploy.errors import DeployError
 from deploy.patches.hooks import HookResult, hook_results, plugin_pairs
 from deploy.patches.release import folder_source, install_release, locked_release
@@ -98,7 +97,7 @@ def refresh_verb(
     with render.transfer(err) as progress, locked_release(ROOT, progress) as source:
         changed = refresh(ROOT, source, name, folder)
     if as_json:
-        _print_json({"rewritten": changed})
+        print_json({"rewritten": changed})
         return
     for patch in changed:
         out.print(patch, markup=False)
@@ -150,7 +149,7 @@ def _hooks(tree: Path) -> list[HookResult] | None:
 def _show(release: str, patches: Sequence[PatchResult], hooks: Sequence[HookResult] | None, as_json: bool) -> None:
     if as_json:
         shown = {"sglang": release, "patches": [asdict(result) for result in patches]}
-        _print_json(shown if hooks is None else shown | {"hooks": [asdict(hook) for hook in hooks]})
+        print_json(shown if hooks is None else shown | {"hooks": [asdict(hook) for hook in hooks]})
         return
     rows = [[result.name, result.state, _switch(result), functions_line(result)] for result in patches]
     _table(["patch", "state", "switch", "functions"], rows)
@@ -180,7 +179,3 @@ def _table(headers: list[str], rows: list[list[str]]) -> None:
     else:
         for row in rows:
             sys.stdout.write("\t".join(row) + "\n")
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")

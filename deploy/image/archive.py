@@ -24,7 +24,9 @@ LARGEST_DOCUMENT = 4 << 20
 COMPRESSION_LEVEL = 3
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
-LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+zstd"
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+# How compressed layers begin: containerd's image store keeps them so.
+COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 INDEX = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json"}
 
 Progress = Callable[[int, int], None]
@@ -132,7 +134,7 @@ def write_archive(
     file: IO[bytes],
     progress: Callable[[int], None] = lambda done: None,
 ) -> Manifest:
-    """Make an OCI archive of what `docker save` writes, its layers compressed with zstd.
+    """Make an OCI archive of what `docker save` writes, its layers compressed.
 
     Args:
         saved: the stream of `docker save` of one image.
@@ -182,22 +184,37 @@ def assemble(config: bytes, layers: Iterable[Descriptor]) -> Manifest:
 
 
 def _compress(source: IO[bytes], file: IO[bytes]) -> Descriptor:
-    """Append a layer to an archive, compressed and named by its digest."""
+    """Append a layer to an archive, compressed and named by its digest. One that is compressed already stays so."""
     digest, size = hashlib.sha256(), 0
     begun = file.tell()
     file.write(b"\0" * tarfile.BLOCKSIZE)
-    packer = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, threads=-1)
-    for chunk in packer.read_to_iter(source, read_size=CHUNK_BYTES, write_size=CHUNK_BYTES):
+    head = source.read(4)
+    packed = next((kind for magic, kind in COMPRESSED.items() if head.startswith(magic)), "")
+    for chunk in _after(head, source) if packed else _zstd(head, source):
         digest.update(chunk)
         file.write(chunk)
         size += len(chunk)
     file.write(b"\0" * (-size % tarfile.BLOCKSIZE))
     end = file.tell()
-    layer = Descriptor(f"sha256:{digest.hexdigest()}", size, LAYER_TYPE)
+    layer = Descriptor(f"sha256:{digest.hexdigest()}", size, f"{LAYER_TYPE}+{packed or 'zstd'}")
     file.seek(begun)
     file.write(_header(_path(layer.digest), size))
     file.seek(end)
     return layer
+
+
+def _after(head: bytes, source: IO[bytes]) -> Iterator[bytes]:
+    chunk = head
+    while chunk:
+        yield chunk
+        chunk = source.read(CHUNK_BYTES)
+
+
+def _zstd(head: bytes, source: IO[bytes]) -> Iterator[bytes]:
+    packer = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, threads=-1).compressobj()
+    for chunk in _after(head, source):
+        yield packer.compress(chunk)
+    yield packer.flush()
 
 
 class _Counting(io.RawIOBase):

@@ -87,7 +87,7 @@ def _pulled(
     step, begun = f"layers from {client.registry.host}", time.monotonic()
 
     def passed(what: str, done: int, total: int) -> None:
-        words = step if what == "layers" else what
+        words = step if what == "layers" else "load into Docker"
         progress(BuildEvent("registry", words, "progress", "", done, total))
 
     with client:

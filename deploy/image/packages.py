@@ -8,8 +8,9 @@ from urllib.parse import quote
 
 from debian.arfile import ArFile
 
-from deploy.fetch import Advice, Item, fetch, file_sha256, http_client
+from deploy.fetch import Advice, Item, fetch, http_client
 from deploy.lock.debian import LockedPackage, Mirrors
+from deploy.reading import file_sha256
 
 ADVICE = Advice(
     altered="use another mirror (--mirror URL); if this one is right, look at what changed and lock anew: "

@@ -65,7 +65,7 @@ def _command(verb: tuple[str, ...], registry: Registry, digest: str, key: Path) 
         raise DeployError(
             "cosign is not installed",
             "it makes and checks the signatures of images",
-            "apt-get install cosign (Debian 13, Ubuntu 24.10 or newer), or take it from the sigstore project",
+            "apt-get install cosign (Debian 13), or take it from the sigstore project",
         )
     plain = ["--allow-http-registry"] if registry.scheme == "http" else []
     return [program, *verb, *plain, f"--key={key}", f"{registry.name}@{digest}"]

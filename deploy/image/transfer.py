@@ -3,6 +3,7 @@
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -269,11 +270,12 @@ def load(image: Image, locked: ImageLock, docker: DockerClient, progress: Progre
     ) as process:
         assert process.stdin and process.stdout
         try:
-            for chunk in stream(image, tag, lambda done, total: progress("unpacking", done, total)):
-                process.stdin.write(chunk)
-            process.stdin.close()
-            said = process.stdout.read().decode(errors="replace").strip()
-        except BrokenPipeError:
+            # If it gives up, what it says tells why.
+            with suppress(BrokenPipeError):
+                for chunk in stream(image, tag, lambda done, total: progress("image", done, total)):
+                    process.stdin.write(chunk)
+            with suppress(BrokenPipeError):
+                process.stdin.close()
             said = process.stdout.read().decode(errors="replace").strip()
         except BaseException:
             process.kill()
@@ -336,7 +338,7 @@ def import_archive(
     """
     docker = docker or DockerClient()
     image = require_built(locked)
-    with read_archive(file, lambda done, total: progress("verifying", done, total)) as archived:
+    with read_archive(file, lambda done, total: progress("archive", done, total)) as archived:
         here = common_layers(docker, [layer.diff_id for layer in image.layer])
         missing = [layer for layer in archived.manifest.layers[here:]]
         chosen = Image(archived.manifest, archived.config, _only(archived.blobs, missing))

@@ -1,20 +1,18 @@
 """Hashes of a model's files: whole, in parallel; or of a few blocks, which takes no time and still sees most damage."""
 
-import errno
 import hashlib
-import mmap
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from deploy.errors import DeployError
 from deploy.lock.model import LockedFile, ModelLock
+from deploy.reading import chunks
 
 BLOCK_BYTES = 1 << 16
 BLOCKS = 16
-CHUNK_BYTES = 4 << 20
 # While one thread waits for the disk another computes.
 WORKERS_PER_PROCESSOR = 2
 
@@ -45,7 +43,7 @@ def sample(path: Path) -> str:
 
 
 def hash_files(paths: Iterable[Path], progress: Progress = _quiet, workers: int | None = None) -> dict[Path, str]:
-    """Hash whole files, the largest first, past the page cache: it holds no model, and copying out of it takes time.
+    """Hash whole files, the largest first.
 
     Args:
         progress: called with bytes read and bytes in all, from several threads but never twice at once.
@@ -70,7 +68,7 @@ def hash_files(paths: Iterable[Path], progress: Progress = _quiet, workers: int 
 
     def one(path: Path) -> str:
         digest = hashlib.sha256()
-        for chunk in _chunks(path):
+        for chunk in chunks(path):
             if stop.is_set():
                 break
             digest.update(chunk)
@@ -86,33 +84,6 @@ def hash_files(paths: Iterable[Path], progress: Progress = _quiet, workers: int 
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _chunks(path: Path) -> Generator[memoryview]:
-    """A file's content piece by piece, each valid until the next."""
-    descriptor = _open_direct(path)
-    try:
-        # Such a buffer begins on a page, which reading without the page cache needs.
-        with mmap.mmap(-1, CHUNK_BYTES) as buffer, memoryview(buffer) as view:
-            offset, size = 0, os.fstat(descriptor).st_size
-            # Not once more at the end: some file systems refuse what does not begin on a block.
-            while offset < size and (count := os.preadv(descriptor, [view], offset)):
-                with view[:count] as chunk:
-                    yield chunk
-                offset += count
-    finally:
-        os.close(descriptor)
-
-
-def _open_direct(path: Path) -> int:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        # A file system in memory, for example, knows no other way than the page cache.
-        return os.open(path, os.O_RDONLY)
-    return descriptor
 
 
 def folder_files(folder: Path) -> dict[str, Path]:

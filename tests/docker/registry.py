@@ -84,7 +84,7 @@ def registry(folder: Path, port: int) -> Iterator[Path]:
     """A registry on a port of the loopback; yields the folder of its blobs."""
     program = shutil.which(PROGRAM)
     if program is None:
-        pytest.fail(f"these tests need a registry: apt-get install {PROGRAM}")
+        pytest.fail(f"these tests need a registry: make .cache/programs/usr/bin/{PROGRAM}")
     folder.mkdir(parents=True, exist_ok=True)
     configuration = folder / "config.yml"
     data = folder / "data"

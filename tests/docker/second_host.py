@@ -77,11 +77,12 @@ def clone_to(folder: Path, changes: Mapping[str, str] | None = None) -> Path:
 
 
 @contextmanager
-def second_host(folder: Path) -> Iterator[Host]:
+def second_host(folder: Path, **features: bool) -> Iterator[Host]:
     """A host that starts with nothing, and leaves nothing.
 
     Args:
         folder: where its Docker engine keeps its data.
+        features: of the engine, beyond CDI.
     """
     name = f"dsv4-{uuid.uuid4().hex[:6]}"
     # Paths of sockets are short, and an engine's runtime files lie where a mount is cheap.
@@ -91,7 +92,7 @@ def second_host(folder: Path) -> Iterator[Host]:
         "exec-root": str(run / "exec"),
         "pidfile": str(run / "pid"),
         "hosts": [f"unix://{run / 'docker.sock'}"],
-        "features": {"cdi": True},
+        "features": {"cdi": True, **features},
     }
     (run / "daemon.json").write_text(json.dumps(configuration))
     engine = None

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, docker, free_port
+from python_on_whales import DockerClient
 from registry import Proxy, proxy, registry
+from second_host import second_host
 
 import deploy.fetch
 from deploy.errors import DeployError
@@ -105,7 +107,7 @@ def test_a_pushed_image_comes_back_the_same_and_the_lock_knows_it(
     assert pulled.image.id == images[0].id
     assert pulled.layers == 2
     assert pulled.size == sum(layer.blob_size for layer in pushed.image.layer)
-    assert {what for what, _, _ in seen} == {"layers", "unpacking"}
+    assert {what for what, _, _ in seen} == {"layers", "image"}
     assert any(0 < done < total for _, done, total in seen)
     assert list((tmp_path / "cache").iterdir()) == []
     # No trace of the registry's name is left.
@@ -213,6 +215,31 @@ def test_an_image_that_is_not_the_locked_one_is_not_pushed(place: Place, images:
     assert first.id in raised.value.why and second.id in raised.value.why
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a second Docker engine needs root")
+def test_an_engine_with_containerds_image_store_takes_the_same_and_only_what_changed(
+    place: Place, images: list[ImageLock], tmp_path: Path
+) -> None:
+    """Such an engine calls an image by its manifest's digest."""
+    export(images[0], tmp_path / "image.tar")
+    with place.client() as client, second_host(tmp_path, **{"containerd-snapshotter": True}) as host:
+        there = DockerClient(host=f"unix://{host.socket}")
+        for image, layers in zip(images, (2, 1), strict=True):
+            pushed = push(image, client).image
+            pulled = pull(pushed, client, docker=there, cache=tmp_path / "cache")
+            assert pulled.image.id == pushed.manifest
+            assert pulled.layers == layers
+            host.docker("create", tag_of(image))
+        host.docker("rm", *host.docker("ps", "--all", "--quiet").split())
+        host.docker("image", "rm", tag_of(images[0]))
+        # Its id is the archive's own manifest, of which the lock knows the configuration.
+        import_archive(images[0], tmp_path / "image.tar", docker=there)
+        host.docker("create", tag_of(images[0]))
+        # The other way too: it saves layers as it keeps them, compressed.
+        export(pushed, tmp_path / "other.tar", docker=there)
+    forget(*images)
+    assert import_archive(images[1], tmp_path / "other.tar").image.id == images[1].id
+
+
 def test_an_image_travels_in_a_file(images: list[ImageLock], tmp_path: Path) -> None:
     first, second = images
     manifest = export(first, tmp_path / "image.tar")
@@ -272,7 +299,7 @@ def test_a_bill_of_materials_lies_beside_the_image_and_leaves_it_as_it_is(
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two pairs of cosign's keys, `one` and `other`."""
     if not shutil.which("cosign"):
-        pytest.skip("cosign is not here: apt-get install cosign")
+        pytest.skip("cosign is not here: make .cache/programs/usr/bin/cosign")
     folder = tmp_path_factory.mktemp("keys")
     for name in ("one", "other"):
         command = ["cosign", "generate-key-pair", f"--output-key-prefix={name}"]

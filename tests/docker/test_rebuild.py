@@ -7,13 +7,15 @@ import uuid
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, docker
+from conftest import ROOT, docker, free_port
 from python_on_whales import DockerClient
+from registry import registry
 
 from deploy.image.builder import own_engine
 from deploy.image.layers import read_layers
 from deploy.image.rebuild import compare
-from deploy.image.transfer import tag_of
+from deploy.image.registry import Client, parse_registry
+from deploy.image.transfer import push, tag_of
 from deploy.lock.model import ImageLock
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an engine of its own needs root")
@@ -38,6 +40,16 @@ def bridge_names() -> set[str]:
     return {link.name for link in Path("/sys/class/net").iterdir() if link.name.startswith(("docker", "dsv4-"))}
 
 
+def engines(other: DockerClient) -> list[tuple[str, DockerClient]]:
+    return [("here", DockerClient()), ("there", other)]
+
+
+def manifest(locked: ImageLock, address: str, docker: DockerClient) -> str:
+    """Push an image from an engine and return the registry's digest of it."""
+    with Client(parse_registry(address)) as client:
+        return push(locked, client, docker=docker).image.manifest
+
+
 def test_the_first_differing_layer_and_its_files_are_named(tmp_path: Path) -> None:
     locked = ImageLock(inputs=uuid.uuid4().hex * 2, environment="0" * 64)
     tag = tag_of(locked)
@@ -50,6 +62,11 @@ def test_the_first_differing_layer_and_its_files_are_named(tmp_path: Path) -> No
             build(tmp_path / "context", tag, "one", client)
             same = compare(locked, client)
             assert same.same and same.difference is None and same.layers == 2
+            # Packed by either engine it has the same name in a registry.
+            port = free_port()
+            with registry(tmp_path / "registry", port):
+                manifests = [manifest(locked, f"127.0.0.1:{port}/{name}", engine) for name, engine in engines(client)]
+            assert len(set(manifests)) == 1
             build(tmp_path / "context", tag, "another", client)
             found = compare(locked, client)
         assert not found.same

@@ -19,6 +19,7 @@ from deploy.lock.model import read_lock
 
 KERNELS = "kernels/sm120_kernels/__init__.py"
 SMALL_BYTES = 1_000_000
+PASSWORD = {"COSIGN_PASSWORD": "secret"}
 
 pytestmark = [
     pytest.mark.quiet,
@@ -46,7 +47,9 @@ class Field:
 
 def here(clone: Path, *arguments: str) -> str:
     """Run a clone's controller on this host."""
-    done = subprocess.run(deploy(clone, *arguments), cwd=clone, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        deploy(clone, *arguments), cwd=clone, env=os.environ | PASSWORD, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -119,5 +122,12 @@ def test_a_changed_kernel_costs_the_second_host_less_than_a_megabyte(
         assert report["image"]["id"] == changed.id
         assert report["size"] < sent < SMALL_BYTES
         record_property("bytes from the registry", sent)
+        if (field.first / "cosign.pub").exists():
+            # This one was pushed without the key: what serves stays, and the new image is not run.
+            serving = field.host.docker("ps", "--quiet")
+            up = there(field, "up")
+            assert up.returncode == 1
+            assert "the image is not signed with the required key" in up.stderr
+            assert serving and field.host.docker("ps", "--quiet") == serving
     finally:
         subprocess.run(["docker", "image", "rm", "--force", f"deepseek-v4-flash-sm120:{changed.inputs[:16]}"])

@@ -1,7 +1,9 @@
+import gzip
 import hashlib
 import io
 import json
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 import deploy.image.archive
 from deploy.errors import DeployError
-from deploy.image.archive import Image, assemble, diff_ids, read_archive, stream, write_archive
+from deploy.image.archive import COMPRESSED, Image, assemble, diff_ids, read_archive, stream, write_archive
 from deploy.image.registry import Descriptor, digest_of
 
 TAG = "deepseek-v4-flash-sm120:0123456789abcdef"
@@ -44,7 +46,11 @@ def write(layers: list[bytes], path: Path) -> None:
 
 
 @settings(max_examples=25)
-@given(st.lists(st.binary(max_size=2000), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.binary(max_size=2000).filter(lambda layer: not layer.startswith(tuple(COMPRESSED))), min_size=1, max_size=4
+    )
+)
 def test_an_image_comes_out_of_its_archive_as_it_went_in(
     tmp_path_factory: pytest.TempPathFactory, layers: list[bytes]
 ) -> None:
@@ -59,6 +65,16 @@ def test_an_image_comes_out_of_its_archive_as_it_went_in(
             assert diff_ids(image.config) == [digest_of(layer) for layer in layers]
             blobs = [image.blobs[layer.digest]().read() for layer in image.manifest.layers]
     assert [unpack(blob) for blob in blobs] == layers
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress])
+def test_a_layer_that_is_compressed_already_stays_as_it_is(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    blob = pack(b"layer" * 100)
+    write([blob], tmp_path / "image.tar")
+    with read_archive(tmp_path / "image.tar") as image:
+        (layer,) = image.manifest.layers
+        assert image.blobs[layer.digest]().read() == blob
+        assert layer.media_type.endswith("gzip" if blob[:2] == b"\x1f\x8b" else "zstd")
 
 
 def unpack(blob: bytes) -> bytes:
