@@ -1,7 +1,7 @@
-"""What Triton's interpreter (``TRITON_INTERPRET=1``, the CPU tests) does not do by itself.
+"""What several kernels use, and what Triton's interpreter (``TRITON_INTERPRET=1``, the CPU tests) does not do by itself.
 
 It multiplies bf16 operands of a dot as if they were integers, and its rounding to bf16 loses a carry into the
-exponent. Compiled, both helpers are the plain operation.
+exponent. Compiled, `dot` and `to_bf16` are the plain operation.
 """
 
 import triton
@@ -28,3 +28,9 @@ def to_bf16(x):
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
         x = bits.to(tl.float32, bitcast=True)
     return x.to(tl.bfloat16)
+
+
+@triton.jit
+def side_by_side(left, right, TOKENS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Two [TOKENS, COLUMNS] tiles as one of twice the columns."""
+    return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (TOKENS, 2 * COLUMNS))
