@@ -1,7 +1,7 @@
 """What several kernels use, and what Triton's interpreter (``TRITON_INTERPRET=1``, the CPU tests) does not do by itself.
 
-It multiplies bf16 operands of a dot as if they were integers, and its rounding to bf16 loses a carry into the
-exponent. Compiled, `dot` and `to_bf16` are the plain operation.
+It multiplies bf16 operands of a dot as if they were integers, and its rounding to bf16 and e4m3 loses a carry into
+the exponent. Compiled, `dot`, `to_bf16` and `to_fp8` are the plain operation.
 """
 
 import triton
@@ -28,6 +28,19 @@ def to_bf16(x):
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
         x = bits.to(tl.float32, bitcast=True)
     return x.to(tl.bfloat16)
+
+
+@triton.jit
+def to_fp8(x):
+    """fp32 to e4m3, to the nearest, ties to even; beyond 448 it saturates."""
+    if INTERPRETED:
+        x = tl.minimum(tl.maximum(x, -448.0), 448.0)
+        bits = x.to(tl.int32, bitcast=True)
+        normal = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -1048576
+        # Below 2^-6 the steps are 2^-9, which is the last place of 1.5 * 2^14.
+        small = (x + 24576.0) - 24576.0
+        x = tl.where(tl.abs(x) < 0.015625, small, normal.to(tl.float32, bitcast=True))
+    return x.to(tl.float8e4nv)
 
 
 @triton.jit
