@@ -88,3 +88,9 @@ def sm_count(device: torch.device) -> int:
 def capability(device: torch.device) -> tuple[int, int]:
     """Compute capability of a GPU; (0, 0) for the CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+@functools.cache
+def has_dependent_launch(device: torch.device) -> bool:
+    """Whether a kernel may start while the one before it runs (programmatic dependent launch)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from sm120_kernels import kv_layout
 from sm120_kernels.aot import LIMITS, CompileCase
-from sm120_kernels.checks import require, require_device, require_rows, sm_count
+from sm120_kernels.checks import has_dependent_launch, require, require_device, require_rows, sm_count
 from sm120_kernels.interpret import INTERPRETED, dot, to_bf16
 
 HEAD_DIM = tl.constexpr(kv_layout.HEAD_DIM)
@@ -443,7 +443,7 @@ def sparse_mla_decode(
     # Without an extra cache its arguments only need the right type.
     second, second_indices = (cache, indices) if extra_cache is None else (extra_cache, extra_indices)
     assert second_indices is not None
-    pdl = _has_dependent_launch(q.device)
+    pdl = has_dependent_launch(q.device)
     _sparse_mla_decode_kernel[(triton.cdiv(heads, cut.heads), cut.splits, batch)](
         q,
         _bytes(cache),
@@ -547,12 +547,6 @@ def _shared_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return LIMITS[120].shared_per_block
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-
-
-@functools.cache
-def _has_dependent_launch(device: torch.device) -> bool:
-    """Whether the second launch may start while the first runs (programmatic dependent launch)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def compile_cases() -> Iterator[CompileCase]:
