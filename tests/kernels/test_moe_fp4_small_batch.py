@@ -51,3 +51,12 @@ def test_any_routing_equals_the_float64_reference(
     out = torch.full((len(ids), HIDDEN), torch.nan, dtype=torch.bfloat16)
     moe_fp4_small_batch(**call, out=out, check=True)
     assert error(out, reference.moe_fp4_small_batch(**call)) <= 5e-3
+
+
+@settings(max_examples=10, deadline=None)
+@given(ids=routings(), seed=st.integers(0, 2**31))
+def test_fp8_activations_equal_the_reference_with_the_same_rounding(ids: list[list[int]], seed: int) -> None:
+    call = arguments(ids, seed=seed)
+    out = moe_fp4_small_batch(**call, fp8_activations=True)
+    assert error(out, reference.moe_fp4_small_batch(**call, fp8_activations=True)) <= 1e-2
+    assert error(out, reference.moe_fp4_small_batch(**call)) <= 5e-2

@@ -17,19 +17,21 @@ import triton.language as tl
 
 from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import has_dependent_launch, require, require_block_scale, require_device
-from sm120_kernels.fp4 import halves, power_of_two, unpack_e2m1
-from sm120_kernels.interpret import INTERPRETED, dot, to_bf16
+from sm120_kernels.interpret import INTERPRETED, to_bf16, to_e4m3
+from sm120_kernels.unpack import e2m1_to_bf16, e2m1_to_e4m3, e4m3_to_bf16, halves, power_of_two, scale_value
 
 SWIGLU_LIMIT = 10.0
 MAX_TOKENS = 64
 MAX_TOP_K = 8
 BLOCK = 128
 E4M3_MAX = tl.constexpr(448.0)
-# Weights come out of unpack_e2m1 times 2 ** -126; half of that is made good in the scale, half in the sum, so that
-# neither leaves bf16's range.
+# E2M1 in bf16 lacks a factor 2 ** 126: half of it goes into the scales and half into the sum, so that neither leaves
+# bf16's range. E2M1 in e4m3 lacks 2 ** 6, e4m3 in bf16 2 ** 120, likewise in two halves.
 SCALE_SHIFT = tl.constexpr(64)
 SCALE_FACTOR = tl.constexpr(2.0**64)
 SUM_FACTOR = tl.constexpr(2.0**62)
+FP8_SUM_FACTOR = tl.constexpr(2.0**6)
+DENSE_FACTOR = tl.constexpr(2.0**60)
 
 
 @triton.jit
@@ -73,12 +75,12 @@ def _swiglu(gate_up, limit, ROWS: tl.constexpr, TOKENS: tl.constexpr):
 
 @triton.jit
 def _quantise(x):
-    """e4m3 of x [COLUMNS, GROUPS, 32] fp32, and the power of two for each 32 values as its exponent byte."""
+    """e4m3 of x [TOKENS, GROUPS, 32] fp32, and the power of two for each 32 values as its exponent byte."""
     amax = tl.maximum(tl.max(tl.abs(x), 2), 1e-10)
     bits = (amax / E4M3_MAX).to(tl.int32, bitcast=True)
     exponent = (bits + 0x7FFFFF) >> 23
     inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-    return (x * inverse[:, :, None]).to(tl.float8e4nv), exponent.to(tl.uint8)
+    return to_e4m3(x * inverse[:, :, None]), exponent.to(tl.uint8)
 
 
 @triton.jit
@@ -94,7 +96,7 @@ def _fp4_product(
     GROUP: tl.constexpr,
     FP8: tl.constexpr,
 ):
-    """acc + W x over DEPTH columns; without FP8 the result lacks a factor SUM_FACTOR.
+    """acc + W x over DEPTH columns, short of a factor SUM_FACTOR, or FP8_SUM_FACTOR with FP8.
 
     Args:
         acc: [ROWS, TOKENS] fp32.
@@ -108,9 +110,10 @@ def _fp4_product(
         x = tl.load(inputs, mask=present[:, None], other=0.0).to(tl.float32)
         values, x_scale = _quantise(x.reshape(TOKENS, DEPTH // 32, 32))
         values = values.reshape(TOKENS, DEPTH)
-        acc = tl.dot_scaled(packed, scale, "e2m1", tl.trans(values), x_scale, "e4m3", acc)
+        # Of mixed formats Triton 3.8 knows no product on sm_120; e4m3 times e4m3 it does in the tensor cores.
+        acc = tl.dot_scaled(e2m1_to_e4m3(packed), scale, "e4m3", tl.trans(values), x_scale, "e4m3", acc)
     else:
-        low, high = unpack_e2m1(packed)
+        low, high = e2m1_to_bf16(packed)
         even, odd = halves(tl.load(inputs, mask=present[None, :], other=0))
         if GROUP == 32:
             factor = power_of_two(scale.to(tl.int32) + SCALE_SHIFT)
@@ -125,21 +128,14 @@ def _fp4_product(
 
 
 @triton.jit
-def _fp8_product(weights, scales, inputs, present, ROWS: tl.constexpr):
+def _fp8_product(weights, scales, inputs, present):
     """W x over one 128-column block; scales points to each row's scale."""
-    w = tl.load(weights)
-    scale = tl.load(scales)
+    w = e4m3_to_bf16(tl.load(weights))
+    factor = scale_value(tl.load(scales)) * DENSE_FACTOR
     x = tl.load(inputs, mask=present[None, :], other=0.0)
-    w = w.to(tl.float32) if INTERPRETED else w.to(tl.bfloat16)
-    return dot(w, x) * _scale_value(scale)[:, None]
-
-
-@triton.jit
-def _scale_value(scale):
-    """fp32 of a float32 scale or of a UE8M0 byte."""
-    if scale.dtype == tl.uint8:
-        scale = (scale.to(tl.int32) << 23).to(tl.float32, bitcast=True)
-    return scale
+    if INTERPRETED:
+        x = x.to(tl.float32)
+    return tl.dot(w, x) * DENSE_FACTOR * factor[:, None]
 
 
 @triton.jit
@@ -203,7 +199,7 @@ def _gate_up_kernel(
             shared_acc = tl.zeros((ROWS, SHARED_TOKENS), tl.float32)
             for block in tl.range(0, HIDDEN // 128, num_stages=STAGES):
                 shared_acc += _fp8_product(
-                    weights + block * 128, scales + block, inputs + block * 128, token < tokens, ROWS
+                    weights + block * 128, scales + block, inputs + block * 128, token < tokens
                 )
             value = _swiglu(shared_acc, limit, ROWS, SHARED_TOKENS)
             place = (routes + token)[None, :] * INTERMEDIATE + (tile * (ROWS // 2) + column)[:, None]
@@ -219,7 +215,7 @@ def _gate_up_kernel(
     weights += tl.arange(0, DEPTH // 2)[None, :]
     scales = w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // GROUP)) + row[:, None] * (HIDDEN // GROUP)
     scales += tl.arange(0, DEPTH // GROUP)[None, :]
-    factor = 1.0 if FP8 else SUM_FACTOR
+    factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
     if GROUP == 16:
         factor *= tl.load(w13_global + expert)
     for begin in range(0, tl.sum(same.to(tl.int32)), TOKENS):
@@ -297,7 +293,6 @@ def _down_kernel(
                         shared_scale + row // 128 * (INTERMEDIATE // 128) + b,
                         inputs + b * 128,
                         token < tokens,
-                        ROWS,
                     )
                 place = (routes + token)[None, :] * HIDDEN + row[:, None]
                 tl.store(products + place, shared_acc, mask=(token < tokens)[None, :])
@@ -313,7 +308,7 @@ def _down_kernel(
         return
     w2 += expert * (HIDDEN * (INTERMEDIATE // 2))
     w2_scale += expert * (HIDDEN * (INTERMEDIATE // GROUP))
-    factor = 1.0 if FP8 else SUM_FACTOR
+    factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
     if GROUP == 16:
         factor *= tl.load(w2_global + expert)
     for begin in range(0, tl.sum(same.to(tl.int32)), TOKENS):
@@ -676,4 +671,65 @@ def _scale_bytes(scale: torch.Tensor) -> torch.Tensor:
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    yield from ()
+    """The launches of a TP4 rank for 1, 16 and 64 tokens: MXFP4, NVFP4, and MXFP4 with FP8 activations."""
+    hidden, intermediate, top_k = 4096, 512, 6
+    common = dict.fromkeys(("routes", "tokens", "top_k", "shared_programs"), "i32") | {
+        "ids": "*i32:16",
+        "topk_weights": "*fp32:16",
+        "x": "*i32:16",
+        "activations": "*i32:16",
+        "products": "*fp32:16",
+        "limit": "fp32",
+        "shared_scale": "*fp32:16",
+        **dict.fromkeys(("w13", "w2"), "*u8:16"),
+        **dict.fromkeys(("w13_global", "w2_global"), "*fp32:16"),
+        **dict.fromkeys(("shared_w13", "shared_w2"), "*fp8e4nv:16"),
+    }
+    for tokens in (1, 16, 64):
+        chosen = plan(tokens, hidden, intermediate)
+        for kind, group, fp8 in (("MXFP4", 32, False), ("NVFP4", 16, False), ("MXFP4 x MXFP8", 32, True)):
+            scale = dict.fromkeys(("w13_scale", "w2_scale"), "*fp8e4nv:16" if group == 16 else "*u8:16")
+            for name, kernel, cut in (
+                ("gate and up", _gate_up_kernel, chosen.gate_up),
+                ("down", _down_kernel, chosen.down),
+            ):
+                yield CompileCase(
+                    op="moe_fp4_small_batch",
+                    shape=f"{name}, {kind}, {tokens} tokens",
+                    kernel=kernel,
+                    arguments=common | scale,
+                    constexprs={
+                        "HIDDEN": hidden,
+                        "INTERMEDIATE": intermediate,
+                        "ROUTES": max(16, triton.next_power_of_2(tokens * top_k)),
+                        "GROUP": group,
+                        "FP8": fp8,
+                        "ROWS": cut.rows,
+                        **({"BLOCKS": cut.blocks} if kernel is _down_kernel else {}),
+                        "DEPTH": cut.depth,
+                        "STAGES": cut.stages,
+                        "TOKENS": chosen.tokens,
+                        "SHARED_TOKENS": chosen.shared_tokens,
+                        "PDL": True,
+                    },
+                    num_warps=cut.warps,
+                    num_stages=cut.stages,
+                    uses_mma=True,
+                    options={"launch_pdl": True},
+                )
+    yield CompileCase(
+        op="moe_fp4_small_batch",
+        shape="sum",
+        kernel=_sum_kernel,
+        arguments=common | {"out": "*bf16:16"},
+        constexprs={
+            "HIDDEN": hidden,
+            "TOP_K": top_k,
+            "PADDED": triton.next_power_of_2(top_k + 1),
+            "SHARED": True,
+            "COLUMNS": SUM_COLUMNS,
+            "PDL": True,
+        },
+        num_warps=4,
+        options={"launch_pdl": True},
+    )

@@ -88,7 +88,8 @@ def moe_fp4_small_batch(
         token, place = torch.nonzero(topk_ids == expert, as_tuple=True)
         up = unpack(w13[expert], w13_scale[expert], None if w13_global is None else w13_global[expert])
         down = unpack(w2[expert], w2_scale[expert], None if w2_global is None else w2_global[expert])
-        value = round_(swiglu(round_(x[token]) @ up.T, swiglu_limit)) @ down.T
+        value = swiglu(round_(x[token]) @ up.T, swiglu_limit)
+        value = round_(value.bfloat16() if fp8_activations else value) @ down.T
         y.index_add_(0, token, value * topk_weights[token, place, None].double())
     if shared_w13 is not None:
         assert shared_w13_scale is not None and shared_w2 is not None and shared_w2_scale is not None
