@@ -35,6 +35,17 @@ def require_rows(tensor: torch.Tensor, name: str, dtype: torch.dtype, rows: int)
         raise ValueError(f"{name}'s rows must be contiguous, got strides {tensor.stride()}")
 
 
+def require_block_scale(tensor: torch.Tensor, name: str, shape: tuple[int, ...]) -> None:
+    """Refuse scales that are not contiguous, of `shape` and float32 or UE8M0 (float8_e8m0fnu, or its bytes as uint8).
+
+    Raises:
+        ValueError: says which of the three it is, and both values.
+    """
+    if tensor.dtype not in (torch.float32, torch.uint8, torch.float8_e8m0fnu):
+        raise ValueError(f"{name} must be float32, float8_e8m0fnu or uint8, got {tensor.dtype}")
+    require(tensor, name, tensor.dtype, shape)
+
+
 def require_device(device: torch.device, **tensors: torch.Tensor | None) -> None:
     """Refuse tensors on another device.
 

@@ -1,7 +1,7 @@
 """What several kernels use, and what Triton's interpreter (``TRITON_INTERPRET=1``, the CPU tests) does not do by itself.
 
 It multiplies bf16 operands of a dot as if they were integers, and its rounding to bf16 and e4m3 loses a carry into
-the exponent. Compiled, `dot`, `to_bf16` and `to_fp8` are the plain operation.
+the exponent. Compiled, `dot`, `to_bf16` and `to_e4m3` are the plain operation.
 """
 
 import triton
@@ -31,7 +31,7 @@ def to_bf16(x):
 
 
 @triton.jit
-def to_fp8(x):
+def to_e4m3(x):
     """fp32 to e4m3, to the nearest, ties to even; beyond 448 it saturates."""
     if INTERPRETED:
         x = tl.minimum(tl.maximum(x, -448.0), 448.0)

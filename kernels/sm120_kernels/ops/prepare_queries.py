@@ -11,7 +11,7 @@ import triton.language as tl
 from sm120_kernels import kv_layout
 from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import has_dependent_launch, require, require_device, require_rows
-from sm120_kernels.interpret import dot, to_bf16, to_fp8
+from sm120_kernels.interpret import dot, to_bf16, to_e4m3
 from sm120_kernels.rotation import hadamard, rotate
 
 HEAD_DIM = kv_layout.HEAD_DIM
@@ -54,7 +54,7 @@ def _index_heads(q_row, out_row, head, table_row, hadamard_ptr, HEADS: tl.conste
     low = to_bf16(q - high.to(tl.float32))
     q = dot(low, matrix, dot(high, matrix)) * HADAMARD_SCALE
     scale = tl.maximum(tl.max(tl.abs(q), 1), LEAST_MAXIMUM) / E4M3_MAX
-    tl.store(out_row + head[:, None] * DIM + column[None, :], to_fp8(q * (1.0 / scale)[:, None]))
+    tl.store(out_row + head[:, None] * DIM + column[None, :], to_e4m3(q * (1.0 / scale)[:, None]))
     return scale
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from sm120_kernels import kv_layout
 from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import has_dependent_launch, require, require_device, require_rows
-from sm120_kernels.interpret import to_bf16, to_fp8
+from sm120_kernels.interpret import to_bf16, to_e4m3
 from sm120_kernels.ops import indexer_logits
 from sm120_kernels.rotation import hadamard, rotate
 
@@ -58,7 +58,7 @@ def _store_key(x, table_row, cache_ptr, slot, shift, page_bytes, ROUNDED: tl.con
     scale = (tl.maximum(tl.max(tl.abs(x), 1), LEAST_MAXIMUM) / E4M3_MAX).to(tl.int32, bitcast=True)
     exponent = (scale >> 23) + ((scale & 0x7FFFFF) != 0).to(tl.int32)
     inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-    quantised = to_fp8(x * inverse[:, None]).to(tl.uint8, bitcast=True)
+    quantised = to_e4m3(x * inverse[:, None]).to(tl.uint8, bitcast=True)
     tl.store(row + group[:, None] * 64 + column[None, :], quantised, mask=(group < 7)[:, None])
     tl.store(scale_row + group, exponent.to(tl.uint8), mask=group < 7)
 
@@ -73,7 +73,7 @@ def _store_index_key(x, table_row, hadamard_ptr, cache_ptr, slot, PAGE: tl.const
     x = tl.sum(matrix * x[None, :], 1) * HADAMARD_SCALE
     scale = tl.maximum(tl.max(tl.abs(x)), LEAST_MAXIMUM) / E4M3_MAX
     page = cache_ptr + (slot // PAGE).to(tl.int64) * (PAGE * (DIM + 4))
-    quantised = to_fp8(x * (1.0 / scale)).to(tl.uint8, bitcast=True)
+    quantised = to_e4m3(x * (1.0 / scale)).to(tl.uint8, bitcast=True)
     tl.store(page + slot % PAGE * DIM + column, quantised)
     tl.store((page + PAGE * DIM).to(tl.pointer_type(tl.float32)) + slot % PAGE, scale)
 
