@@ -17,8 +17,12 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tens
     return x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + eps) * weight.double()
 
 
-def quantise(key: torch.Tensor) -> torch.Tensor:
-    """Keys [..., 512] as a cache holds them: 448 values in e4m3 with power-of-two scales, 64 in bf16."""
+def quantise(key: torch.Tensor, pooled: bool = False) -> torch.Tensor:
+    """Keys [..., 512] as a cache holds them: 448 values in e4m3 with power-of-two scales, 64 in bf16.
+
+    A pooled key is rounded to bf16 first.
+    """
+    key = key.to(torch.bfloat16).double() if pooled else key
     groups = key[..., : kv_layout.NOPE_DIM].unflatten(-1, (-1, kv_layout.SCALE_GROUP))
     scale = torch.exp2(torch.ceil(torch.log2(groups.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448)))
     nope = (groups / scale).float().to(torch.float8_e4m3fn).double() * scale
