@@ -8,6 +8,7 @@ capture all of them or one category.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from sm120_kernels.reference import sparse_mla_decode as mla_reference
 from sm120_kernels.reference import store_attention_inputs as store_reference
 from sm120_kernels.reference import topk_indices as topk_reference
 from sm120_kernels.reference.inv_rope_wo_a import inverse_rope, rope_table
+from sm120_kernels.reference.rotation import hadamard
 
 HIDDEN, HEADS, HEAD_DIM, Q_LORA, O_LORA, O_GROUPS = 4096, 16, 512, 1024, 1024, 2
 INDEX_HEADS, INDEX_DIM = 64, 128
@@ -388,6 +390,13 @@ class TorchWeights:
         )
 
 
+@functools.cache
+def constants(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values of the FP4 codes, and the Hadamard matrix divided by the square root of its size."""
+    codes = torch.tensor(moe_reference.E2M1, dtype=torch.bfloat16, device=device)
+    return codes, hadamard(torch.eye(INDEX_DIM, device=device)).float()
+
+
 def all_torch(
     weights: Weights, converted: TorchWeights, caches: Caches, requests: Requests, s: SimpleNamespace
 ) -> Calls:
@@ -396,8 +405,7 @@ def all_torch(
     functional = torch.nn.functional
     device = requests.lengths.device
     head_weights = sum(one.columns for one in caches.compressors)
-    e2m1 = torch.tensor(moe_reference.E2M1, dtype=torch.bfloat16, device=device)
-    matrix = store_reference.hadamard(torch.eye(INDEX_DIM, device=device)).float()
+    e2m1, matrix = constants(device)
 
     def rms(x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
         x = x.float()

@@ -47,3 +47,20 @@ def to_e4m3(x):
 def side_by_side(left, right, TOKENS: tl.constexpr, COLUMNS: tl.constexpr):
     """Two [TOKENS, COLUMNS] tiles as one of twice the columns."""
     return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (TOKENS, 2 * COLUMNS))
+
+
+@triton.jit
+def prefetch_l2(pointers):
+    """Ask for the 128-byte lines at `pointers` [n] to be brought into the L2 cache; nothing waits for them.
+
+    Before a kernel's dependency on the one before (`gdc_wait`) it puts the memory to work while that one still computes.
+    """
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [pointers.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import has_dependent_launch, require, require_device, require_rows, sm_count
-from sm120_kernels.interpret import dot
+from sm120_kernels.interpret import dot, prefetch_l2
 
 OUTPUTS = 64
 DEPTH = 64
@@ -48,6 +48,11 @@ def _bf16_linear_kernel(
     rows = x_ptr + token.to(tl.int64)[None, :] * x_stride + column[:, None]
     sums = tl.zeros([OUTPUTS, TOKENS], tl.float32)
     if PDL:
+        # A turn's columns of a row are one 128-byte line.
+        line = tl.arange(0, 2 * OUTPUTS)
+        lines = weight_ptr + tl.minimum(tl.program_id(0) * OUTPUTS + line // 2, outputs - 1).to(tl.int64) * depth
+        for turn in range(0, turns, 2):
+            prefetch_l2(lines + (share * turns + tl.minimum(turn + line % 2, turns - 1)) * DEPTH)
         tl.extra.cuda.gdc_wait()
     for turn in tl.range(0, turns, num_stages=STAGES):
         weight = tl.load(weights + turn * DEPTH, mask=(output < outputs)[:, None], other=0.0)

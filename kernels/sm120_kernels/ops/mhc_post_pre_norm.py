@@ -156,6 +156,16 @@ def _pick(values, index, wanted):
 
 
 @triton.jit
+def _mixes(partial_ptr, scale, base, token, tokens, rms_eps, HIDDEN: tl.constexpr, SHARES: tl.constexpr):
+    """A token's 24 mixing values, scaled and with their base."""
+    mix = tl.arange(0, ROW)
+    share = tl.arange(0, SHARES)
+    sums = tl.sum(tl.load(partial_ptr + (share[:, None] * tokens + token) * ROW + mix[None, :]), 0)
+    factor = tl.rsqrt(_pick(sums, mix, SQUARES) / (4 * HIDDEN) + rms_eps)
+    return sums * factor * scale + base
+
+
+@triton.jit
 def _finish_kernel(
     partial_ptr,
     residual_ptr,
@@ -178,26 +188,26 @@ def _finish_kernel(
     """One token: program (token, 0) mixes and normalises its streams, program (token, 1) works out post and comb."""
     token = tl.program_id(0).to(tl.int64)
     mix = tl.arange(0, ROW)
-    share = tl.arange(0, SHARES)
     base = tl.load(base_ptr + mix, mask=mix < MIXES, other=0.0)
     scale = tl.load(scale_ptr + tl.minimum(mix // 4, 2), mask=mix < MIXES, other=0.0)
     column = tl.arange(0, HIDDEN)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    sums = tl.sum(tl.load(partial_ptr + (share[:, None] * tokens + token) * ROW + mix[None, :]), 0)
-    factor = tl.rsqrt(_pick(sums, mix, SQUARES) / (4 * HIDDEN) + rms_eps)
-    mixes = sums * factor * scale + base
     if tl.program_id(1) == 0:
+        streams = ()
+        for i in tl.static_range(4):
+            streams = streams + (tl.load(residual_ptr + (token * 4 + i) * HIDDEN + column),)
+        mixes = _mixes(partial_ptr, scale, base, token, tokens, rms_eps, HIDDEN, SHARES)
         weights = 1.0 / (1.0 + tl.exp(-mixes)) + hc_eps
         x = tl.zeros([HIDDEN], tl.float32)
         for i in tl.static_range(4):
-            stream = tl.load(residual_ptr + (token * 4 + i) * HIDDEN + column).to(tl.float32)
-            x += _pick(weights, mix, i) * stream
+            x += _pick(weights, mix, i) * streams[i].to(tl.float32)
         factor = tl.rsqrt(tl.sum(x * x) / HIDDEN + norm_eps)
         weight = tl.load(norm_weight_ptr + column).to(tl.float32)
         tl.store(x_ptr + token * HIDDEN + column, to_bf16(x * factor * weight))
     else:
+        mixes = _mixes(partial_ptr, scale, base, token, tokens, rms_eps, HIDDEN, SHARES)
         post = POST_FACTOR / (1.0 + tl.exp(-mixes))
         tl.store(post_ptr + token * 4 + mix - 4, post, mask=(mix >= 4) & (mix < 8))
         # Each thread holds the whole 4 x 4 matrix: no sum leaves a thread.
@@ -258,15 +268,15 @@ class Plan:
 
 @functools.cache
 def plan(tokens: int, sms: int) -> Plan:
-    """Choose the cut: blocks of 16 tokens, of 32 for many, and as few shares as give every multiprocessor two programs.
+    """Choose the cut: blocks of 16 tokens, of 32 for many, and as few shares as keep the multiprocessors in work.
 
     Args:
         tokens: of the call.
         sms: streaming multiprocessors of the GPU.
     """
-    block = 16 if tokens <= 64 else 32
+    block, least = (16, 1) if tokens <= 32 else (32, 2)
     steps = 8
-    while steps > 1 and triton.cdiv(tokens, block) * (HIDDEN // (32 * steps)) < 2 * sms:
+    while steps > 1 and triton.cdiv(tokens, block) * (HIDDEN // (32 * steps)) < least * sms * 3 // 4:
         steps //= 2
     return Plan(block, 32, steps)
 

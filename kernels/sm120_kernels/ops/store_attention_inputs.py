@@ -7,6 +7,7 @@ compressor (its state, and at a group's last token the group's pooled key); the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -24,6 +25,9 @@ HEAD_DIM = kv_layout.HEAD_DIM
 ROPE_DIM = kv_layout.ROPE_DIM
 INDEX_DIM = indexer_logits.HEAD_DIM
 WARPS = 4
+# Programs that share a token's pool of 128 rows.
+SLICES = 8
+MAX_TOKENS = 4096
 E4M3_MAX = tl.constexpr(448.0)
 LEAST_MAXIMUM = tl.constexpr(1e-4)
 HADAMARD_SCALE = tl.constexpr(INDEX_DIM**-0.5)
@@ -97,14 +101,15 @@ def _pool_4(
     tokens,
     columns,
     first,
+    plan_ptr,
     length,
-    write,
-    page_0,
-    page_1,
     DIM: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
     """Keep the token's row; the pooled key of its group and the one before, of use at a group's last token."""
+    write = tl.load(plan_ptr + 1)
+    page_0 = tl.load(plan_ptr + 2)
+    page_1 = tl.load(plan_ptr + 3)
     column = tl.arange(0, DIM)
     state = state_ptr + column
     early = _projected(partial_ptr, token, tokens, columns, first, DIM, SPLITS)
@@ -146,75 +151,48 @@ def _pool_128(
     partial_ptr,
     ape_ptr,
     state_ptr,
-    token,
-    tokens,
-    columns,
-    first,
-    write,
-    page,
-    DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """Keep the token's row; the pooled key of its group, of use at the group's last token."""
-    column = tl.arange(0, DIM)
-    own = _projected(partial_ptr, token, tokens, columns, first, DIM, SPLITS)
-    own_score = _projected(partial_ptr, token, tokens, columns, first + DIM, DIM, SPLITS)
-    row = state_ptr + write.to(tl.int64) * (2 * DIM) + column
-    tl.store(row, own)
-    tl.store(row + DIM, own_score)
-    pooled = own
-    if write % 128 == 127:
-        # One running softmax for each of the ROWS rows of a turn, put together at the end.
-        top = tl.full([ROWS, DIM], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS, DIM], tl.float32)
-        sums = tl.zeros([ROWS, DIM], tl.float32)
-        for turn in range(0, 128, ROWS):
-            member = turn + tl.arange(0, ROWS)
-            place = state_ptr + (page.to(tl.int64) * 128 + member)[:, None] * (2 * DIM) + column[None, :]
-            before = (member < 127)[:, None]
-            value = tl.where(before, tl.load(place, mask=before, other=0.0), own[None, :])
-            score = tl.where(before, tl.load(place + DIM, mask=before, other=0.0), own_score[None, :])
-            score += tl.load(ape_ptr + member[:, None] * DIM + column[None, :])
-            new_top = tl.maximum(top, score)
-            keep = tl.exp(top - new_top)
-            weight = tl.exp(score - new_top)
-            sums = sums * keep + value * weight
-            total = total * keep + weight
-            top = new_top
-        weight = tl.exp(top - tl.max(top, 0)[None, :])
-        pooled = tl.sum(sums * weight, 0) / tl.sum(total * weight, 0)
-    return pooled
-
-
-@triton.jit
-def _pool(
-    partial_ptr,
-    ape_ptr,
-    state_ptr,
+    pooled_ptr,
+    arrivals_ptr,
     plan_ptr,
     token,
     tokens,
     columns,
     first,
+    slice,
     length,
     DIM: tl.constexpr,
+    SLICES: tl.constexpr,
     SPLITS: tl.constexpr,
-    RATIO: tl.constexpr,
 ):
-    """Keep the token's row; the pooled key of its group, of use at the group's last token."""
+    """Keep a slice of the token's row; at a group's last token pool it, into pooled_ptr. Is it the last slice to do so?
+
+    128 rows are too many bytes for one program to wait for.
+    """
+    WIDTH: tl.constexpr = DIM // SLICES
     write = tl.load(plan_ptr + 1)
-    page_0 = tl.load(plan_ptr + 2)
-    page_1 = tl.load(plan_ptr + 3)
-    if RATIO == 4:
-        pooled = _pool_4(
-            partial_ptr, ape_ptr, state_ptr, token, tokens, columns, first, length, write, page_0, page_1, DIM, SPLITS
-        )
-    else:
-        pooled = _pool_128(
-            partial_ptr, ape_ptr, state_ptr, token, tokens, columns, first, write, page_1, DIM, SPLITS, 8
-        )
-    return pooled
+    page = tl.load(plan_ptr + 3)
+    column = slice * WIDTH + tl.arange(0, WIDTH)
+    own = _projected(partial_ptr, token, tokens, columns, first + slice * WIDTH, WIDTH, SPLITS)
+    own_score = _projected(partial_ptr, token, tokens, columns, first + DIM + slice * WIDTH, WIDTH, SPLITS)
+    row = state_ptr + write.to(tl.int64) * (2 * DIM) + column
+    tl.store(row, own)
+    tl.store(row + DIM, own_score)
+    last = False
+    if length % 128 == 0:
+        member = tl.arange(0, 128)
+        place = state_ptr + (page.to(tl.int64) * 128 + member)[:, None] * (2 * DIM) + column[None, :]
+        before = (member < 127)[:, None]
+        score = tl.where(before, tl.load(place + DIM, mask=before, other=0.0), own_score[None, :])
+        score += tl.load(ape_ptr + member[:, None] * DIM + column[None, :])
+        value = tl.where(before, tl.load(place, mask=before, other=0.0), own[None, :])
+        weight = tl.exp(score - tl.max(score, 0)[None, :])
+        tl.store(pooled_ptr + token * DIM + column, tl.sum(value * weight, 0) / tl.sum(weight, 0))
+        # All of this program's stores come before the count; the last program to count sees every program's.
+        tl.debug_barrier()
+        last = tl.atomic_add(arrivals_ptr + token, 1, sem="acq_rel", scope="gpu") == SLICES - 1
+        if last:
+            tl.store(arrivals_ptr + token, 0)
+    return last
 
 
 @triton.jit
@@ -231,6 +209,8 @@ def _store_attention_inputs_kernel(
     ape_ptr,
     norm_ptr,
     state_ptr,
+    pooled_ptr,
+    arrivals_ptr,
     cache_ptr,
     slots_ptr,
     index_plan_ptr,
@@ -250,6 +230,7 @@ def _store_attention_inputs_kernel(
     page_bytes,
     eps,
     RATIO: tl.constexpr,
+    SLICES: tl.constexpr,
     SPLITS: tl.constexpr,
     DIM: tl.constexpr,
     INDEX_DIM: tl.constexpr,
@@ -257,7 +238,7 @@ def _store_attention_inputs_kernel(
     ROPE_DIM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The window's key (program (0, token)), the compressor (1), the indexer's compressor (2)."""
+    """Program (0, token): the window's key; then the compressor, in SLICES for ratio 128; then the indexer's."""
     part = tl.program_id(0)
     token = tl.program_id(1).to(tl.int64)
     if PDL:
@@ -270,43 +251,64 @@ def _store_attention_inputs_kernel(
             key = tl.load(kv_ptr + token * kv_stride + tl.arange(0, DIM)).to(tl.float32)
             key = _norm(key, kv_norm_ptr, eps, DIM)
             _store_key(key, table_row, window_ptr, slot, window_shift, window_page, False)
-    elif part == 1:
-        if RATIO > 0:
+    elif RATIO == 128:
+        length = tl.load(plan_ptr + token * 4)
+        last = _pool_128(
+            partial_ptr,
+            ape_ptr,
+            state_ptr,
+            pooled_ptr,
+            arrivals_ptr,
+            plan_ptr + token * 4,
+            token,
+            tokens,
+            columns,
+            first_column,
+            part - 1,
+            length,
+            DIM,
+            SLICES,
+            SPLITS,
+        )
+        if last:
+            pooled = tl.load(pooled_ptr + token * DIM + tl.arange(0, DIM), cache_modifier=".cg")
+            pooled = _norm(pooled, norm_ptr, eps, DIM)
+            pooled_row = rope_ptr + (length - 128).to(tl.int64) * ROPE_DIM
+            _store_key(pooled, pooled_row, cache_ptr, tl.load(slots_ptr + token), shift, page_bytes, True)
+    elif RATIO == 4:
+        if part == 1:
             length = tl.load(plan_ptr + token * 4)
-            pooled = _pool(
+            pooled = _pool_4(
                 partial_ptr,
                 ape_ptr,
                 state_ptr,
-                plan_ptr + token * 4,
                 token,
                 tokens,
                 columns,
                 first_column,
+                plan_ptr + token * 4,
                 length,
                 DIM,
                 SPLITS,
-                RATIO,
             )
-            if length % RATIO == 0:
-                pooled_row = rope_ptr + (length - RATIO).to(tl.int64) * ROPE_DIM
+            if length % 4 == 0:
+                pooled_row = rope_ptr + (length - 4).to(tl.int64) * ROPE_DIM
                 pooled = _norm(pooled, norm_ptr, eps, DIM)
                 _store_key(pooled, pooled_row, cache_ptr, tl.load(slots_ptr + token), shift, page_bytes, True)
-    else:
-        if RATIO == 4:
+        else:
             index_length = tl.load(index_plan_ptr + token * 4)
-            index_key = _pool(
+            index_key = _pool_4(
                 partial_ptr,
                 index_ape_ptr,
                 index_state_ptr,
-                index_plan_ptr + token * 4,
                 token,
                 tokens,
                 columns,
                 index_first_column,
+                index_plan_ptr + token * 4,
                 index_length,
                 INDEX_DIM,
                 SPLITS,
-                4,
             )
             if index_length % 4 == 0:
                 index_row = rope_ptr + (index_length - 4).to(tl.int64) * ROPE_DIM
@@ -374,7 +376,9 @@ def store_attention_inputs(
     first position and the cache's quantisation follow; the values are rounded to bf16 before e4m3. The indexer's key is
     multiplied by the Hadamard matrix / sqrt(128) instead, and quantised in one group with a float32 scale.
 
-    All sizes come from the shapes; lengths and slots are read on the GPU.
+    All sizes come from the shapes; lengths and slots are read on the GPU. For ratio 128 programs count each other in a
+    buffer of the stream the call is made on: call once before a graph is captured, and do not replay graphs captured on one
+    stream at the same time.
 
     Args:
         kv: [tokens, 512] bfloat16, rows contiguous: the projected key.
@@ -389,7 +393,7 @@ def store_attention_inputs(
         eps: of every norm.
 
     Raises:
-        ValueError: a wrong dtype, shape, stride or device.
+        ValueError: a wrong dtype, shape, stride or device; over 4096 tokens with ratio 128.
 
     Source of the semantics: SGLang 0.5.23, `kernels/jit/csrc/deepseek_v4/`: `main_norm_rope.cuh`, `c4_v2.cuh`,
     `c128_v2.cuh`, `fused_norm_rope_v2.cuh` (`plan` is their DecodePlan).
@@ -429,7 +433,14 @@ def store_attention_inputs(
     # Without a compressor its arguments only need the right type.
     nothing = Compressor(0, 0, rope, rope, rope, positions, window, positions)
     first, second = compressor or nothing, index_compressor or nothing
+    pooled, stream = None, 0
     parts = 1 + (compressor is not None) + (index_compressor is not None)
+    if first.ratio == 128:
+        parts = 1 + SLICES
+        pooled = torch.empty((tokens, HEAD_DIM), dtype=torch.float32, device=kv.device)
+        stream = torch.cuda.current_stream().cuda_stream if kv.is_cuda else 0
+        if tokens > MAX_TOKENS:
+            raise ValueError(f"at most {MAX_TOKENS} tokens, got {tokens}")
     _store_attention_inputs_kernel[(parts, tokens)](
         kv,
         norm_weight,
@@ -443,6 +454,8 @@ def store_attention_inputs(
         first.ape,
         first.norm_weight,
         first.state,
+        rope if pooled is None else pooled,
+        positions if pooled is None else _arrivals(kv.device, stream),
         first.cache,
         first.slots,
         second.plan,
@@ -462,6 +475,7 @@ def store_attention_inputs(
         kv_layout.page_bytes(first.cache.shape[1]),
         eps,
         RATIO=first.ratio,
+        SLICES=SLICES,
         SPLITS=1 if projected is None else projected.shape[0],
         DIM=HEAD_DIM,
         INDEX_DIM=INDEX_DIM,
@@ -471,6 +485,12 @@ def store_attention_inputs(
         num_warps=WARPS,
         **({"launch_pdl": True} if pdl else {}),
     )
+
+
+@functools.cache
+def _arrivals(device: torch.device, stream: int) -> torch.Tensor:
+    """Counters of finished slices, all zero between calls; one set a stream, on which calls follow each other."""
+    return torch.zeros(MAX_TOKENS, dtype=torch.int32, device=device)
 
 
 def _require_cache(cache: torch.Tensor, name: str) -> None:
@@ -503,8 +523,8 @@ def compile_cases() -> Iterator[CompileCase]:
     """Layers with a window only, C4 with its indexer, C128."""
     types = {
         "*bf16:16": "kv_ptr kv_norm_ptr hadamard_ptr",
-        "*fp32:16": "rope_ptr partial_ptr ape_ptr norm_ptr state_ptr index_ape_ptr index_norm_ptr index_state_ptr",
-        "*i32:16": "positions_ptr window_slots_ptr plan_ptr slots_ptr index_plan_ptr index_slots_ptr",
+        "*fp32:16": "rope_ptr partial_ptr ape_ptr norm_ptr state_ptr pooled_ptr index_ape_ptr index_norm_ptr index_state_ptr",
+        "*i32:16": "arrivals_ptr positions_ptr window_slots_ptr plan_ptr slots_ptr index_plan_ptr index_slots_ptr",
         "*u8:16": "window_ptr cache_ptr index_cache_ptr",
         "i32": "tokens window_shift shift",
         "i32:16": "kv_stride columns first_column index_first_column window_page page_bytes",
@@ -518,6 +538,7 @@ def compile_cases() -> Iterator[CompileCase]:
             arguments={name: kind for kind, names in types.items() for name in names.split()},
             constexprs={
                 "RATIO": ratio,
+                "SLICES": SLICES,
                 "SPLITS": splits,
                 "DIM": HEAD_DIM,
                 "INDEX_DIM": INDEX_DIM,
