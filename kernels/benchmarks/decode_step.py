@@ -234,53 +234,42 @@ def predict(row: dict[str, Any], machine: timing.Machine) -> dict[str, Any]:
     }
 
 
-def errors(model: Model, requests: Requests, caches: list[Caches]) -> list[dict[str, Any]]:
+def errors(model: Model, way: str, requests: Requests, caches: list[Caches]) -> list[dict[str, Any]]:
     """Error of one layer of each kind and of all chained, against float64.
 
-    "free": the reference chooses tokens and experts by its own scores. "same choices": it takes those our step took, so
-    that what is left is arithmetic.
+    "own choices": the reference chooses tokens and experts by its own scores. "same choices": it takes those the measured
+    step took, so that what is left is arithmetic.
     """
 
-    def error(value: torch.Tensor, expected: torch.Tensor) -> float:
-        return float((value.double() - expected.double()).norm() / expected.double().norm())
+    def row(layer: str, choices: str, mine: SimpleNamespace, other: SimpleNamespace) -> dict[str, Any]:
+        pairs = {"expert input": "x", "expert output": "y", "streams": "residual"}
+        found: dict[str, Any] = {"way": way, "layer": layer, "choices": choices}
+        for name, key in pairs.items():
+            value, expected = getattr(mine, key).double(), getattr(other, key).double()
+            found[name] = float((value - expected).norm() / expected.norm())
+        return found
 
     found: list[dict[str, Any]] = []
-    step = Step(model, "ours", requests, caches)
+    step = Step(model, way, requests, caches)
     mine = SimpleNamespace(**vars(step.first))
-    theirs = {name: SimpleNamespace(**vars(step.first)) for name in ("free", "same choices")}
+    theirs = {name: SimpleNamespace(**vars(step.first)) for name in ("own choices", "same choices")}
     for layer in range(model.count):
         before = SimpleNamespace(**vars(mine))
         for _, call in step.calls(layer, mine):
             call()
         weights = model.weights[layer]
-        choices = {"selected": getattr(mine, "selected", None) if weights.ratio == 4 else None, "ids": mine.ids}
-        alone = layer == RATIOS.index(weights.ratio)
+        choices = {"selected": mine.selected.int() if weights.ratio == 4 else None, "ids": mine.ids}
         for name, state in theirs.items():
             forced = choices if name == "same choices" else {}
-            if alone:
+            if layer == RATIOS.index(weights.ratio):
                 single = SimpleNamespace(**vars(before))
                 in_float64(weights, caches[layer], requests, single, **forced)
-                found.append(
-                    {
-                        "layer": f"one of ratio {weights.ratio}",
-                        "choices": name,
-                        "expert input": error(mine.x, single.x),
-                        "expert output": error(mine.y, single.y),
-                        "streams": error(mine.residual, single.residual),
-                    }
-                )
+                kind = next(kind for kind, ratio in KINDS.items() if ratio == weights.ratio)
+                found.append(row(f"one {kind} layer", name, mine, single))
             in_float64(weights, caches[layer], requests, state, **forced)
-            if layer in (0, 1, 3, 7, 15, 31, model.count - 1):
-                found.append(
-                    {
-                        "layer": f"{layer + 1} chained",
-                        "choices": name,
-                        "expert input": error(mine.x, state.x),
-                        "expert output": error(mine.y, state.y),
-                        "streams": error(mine.residual, state.residual),
-                    }
-                )
-    return found
+            if layer + 1 in (2, 4, 8, 16, 32, model.count):
+                found.append(row(f"{layer + 1} chained", name, mine, state))
+    return sorted(found, key=lambda one: (one["layer"].endswith("chained"), one["choices"]))
 
 
 def table(report: dict[str, Any]) -> str:
@@ -336,7 +325,7 @@ def table(report: dict[str, Any]) -> str:
         lines.append(timing.markdown_table(["C", "context", "ms", "tok/s", "roofline ms", *CATEGORIES], body))
     if report["errors"]:
         lines.append(f"Error against float64, ‖out − ref‖ / ‖ref‖, C={ERROR_AT[0]}, context {ERROR_AT[1]}:\n")
-        names = ["layer", "choices", "expert input", "expert output", "streams"]
+        names = ["way", "layer", "choices", "expert input", "expert output", "streams"]
         body = [[row[n] if isinstance(row[n], str) else f"{row[n]:.4f}" for n in names] for row in report["errors"]]
         lines.append(timing.markdown_table(names, body))
     return "\n".join(lines)
@@ -454,11 +443,12 @@ def main() -> None:
                 rows.append(row)
                 say(f"{way}, {count} x {context}: {row['microseconds'] / 1e3:.2f} ms, ratio {row['ratio']:.2f}, "
                     f"launches {row['launches']}, {row.get('by_category')}")
-            if (count, context) == ERROR_AT and "ours" in ways and not options.no_error:
-                try:
-                    found = errors(model, requests, caches)
-                except Exception as error:
-                    say(f"error: {type(error).__name__}: {str(error)[:500]}")
+            if (count, context) == ERROR_AT and not options.no_error:
+                for way in ways:
+                    try:
+                        found += errors(model, way, requests, caches)
+                    except Exception as error:
+                        say(f"error: {type(error).__name__}: {str(error)[:500]}")
             del caches
             torch.cuda.empty_cache()
     report = {

@@ -138,8 +138,9 @@ def _sparse_mla_decode_kernel(
     The grid is (blocks of HEADS heads, splits, rows). DIRECT, for one share, writes the result; otherwise the share's
     own softmax average goes to partial and its log-sum-exp, base 2, to partial_lse.
     """
-    if PDL and not DIRECT:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     split = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
@@ -473,6 +474,7 @@ def sparse_mla_decode(
         PDL=pdl,
         num_warps=cut.warps,
         num_stages=1,
+        **({"launch_pdl": True} if pdl else {}),
     )
     if cut.splits > 1:
         columns = combine_columns(batch, heads)
@@ -588,6 +590,7 @@ def compile_cases() -> Iterator[CompileCase]:
             },
             num_warps=cut.warps,
             uses_mma=True,
+            options={"launch_pdl": True},
         )
     for splits, columns in sorted(combines):
         yield CompileCase(
