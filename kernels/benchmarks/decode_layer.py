@@ -169,7 +169,7 @@ class Requests:
         compressed, tables, slots, plans = {}, {}, {}, {}
         for ratio, size in COMPRESSED_PAGE.items():
             compressed[ratio] = (lengths // ratio).int()
-            pages = -(-(-(-context // ratio)) // size)
+            pages = ceil_div(ceil_div(context, ratio), size)
             order = torch.randperm(count * pages, generator=generator, device=device)
             tables[ratio] = order.view(count, pages).int()
             last = (compressed[ratio] - 1).clamp(min=0).long()
@@ -179,7 +179,7 @@ class Requests:
             write = request * 2 * ratio + (lengths - 1) % (2 * ratio)
             plans[ratio] = torch.stack([lengths, write, before, page], 1).int()
         size = COMPRESSED_PAGE[128]
-        token = torch.arange(-(-context // 128), device=device)
+        token = torch.arange(ceil_div(context, 128), device=device)
         return Requests(
             context=context,
             lengths=lengths.int(),
@@ -213,14 +213,21 @@ class Requests:
         return int(self.compressed[4][self.compressed[4] > TOPK].sum()) * (INDEX_DIM + 4)
 
 
+def ceil_div(number: int, divisor: int) -> int:
+    """The quotient, rounded up."""
+    return -(-number // divisor)
+
+
 def random_paged(slots: int, page: int, generator: torch.Generator) -> torch.Tensor:
     """A cache whose tokens are copies of at most 4096 random ones, page by page."""
     some = mla_reference.random_cache(min(slots, max(4096, page)), page, generator)
     size = kv_layout.page_bytes(page)
-    pages = -(-slots // page)
+    pages = ceil_div(slots, page)
     raw = some.as_strided((some.shape[0], size), (size, 1))
-    raw = raw.repeat(-(-pages // len(raw)), 1)[:pages].contiguous()
-    return raw.as_strided((pages, page, 1, kv_layout.TOKEN_BYTES), (size, kv_layout.TOKEN_BYTES, kv_layout.TOKEN_BYTES, 1))
+    raw = raw.repeat(ceil_div(pages, len(raw)), 1)[:pages].contiguous()
+    return raw.as_strided(
+        (pages, page, 1, kv_layout.TOKEN_BYTES), (size, kv_layout.TOKEN_BYTES, kv_layout.TOKEN_BYTES, 1)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +252,7 @@ class Caches:
         caches = [compressed]
         if ratio == 4:
             some = indexer_reference.random_cache(min(pages, 64), generator)
-            index = some.repeat(-(-pages // len(some)), 1)[:pages].contiguous()
+            index = some.repeat(ceil_div(pages, len(some)), 1)[:pages].contiguous()
             caches.append(index)
         found, first = [], 0
         for ape, norm, cache in zip(weights.ape, weights.pooled_norm, caches, strict=True):
@@ -307,9 +314,7 @@ def ours(weights: Weights, caches: Caches, requests: Requests, s: SimpleNamespac
 
     def prepare() -> None:
         indexed = {"projected": s.projected, "first_column": head_weights} if ratio == 4 else {}
-        s.query, s.index_q, s.index_weights = prepare_queries(
-            s.q, HEADS, requests.rope, requests.positions, **indexed
-        )
+        s.query, s.index_q, s.index_weights = prepare_queries(s.q, HEADS, requests.rope, requests.positions, **indexed)
 
     def score() -> None:
         assert caches.index is not None
@@ -586,7 +591,13 @@ def all_torch(
             y = y + torch.bmm(unpack("w2", ids), hidden[..., None])[..., 0] * s.expert_weights[:, place, None]
         s.y = y.to(torch.bfloat16)
 
-    calls: Calls = [("mHC", lambda: boundary(0)), ("linear", qkv), ("glue", store), ("linear", query), ("glue", prepare)]
+    calls: Calls = [
+        ("mHC", lambda: boundary(0)),
+        ("linear", qkv),
+        ("glue", store),
+        ("linear", query),
+        ("glue", prepare),
+    ]
     if ratio == 4:
         calls += [("indexer", score), ("indexer", select)]
     calls += [("attention", attend), ("linear", output_a), ("linear", output_b)]
@@ -601,7 +612,7 @@ def in_float64(
     selected: torch.Tensor | None = None,
     ids: torch.Tensor | None = None,
 ) -> None:
-    """The layer in float64, on `s`. Nothing is rounded but what lies in the caches: run it after a step stored its keys.
+    """The layer in float64, on `s`. Only what lies in the caches is rounded: run it after a step stored its keys.
 
     Args:
         selected: attend to these slots, not to the best by the reference's own scores.

@@ -3,16 +3,17 @@
     python -m benchmarks.decode_step --out benchmarks/results
     python -m benchmarks.decode_step --requests 16 --context 8192 --ways torch
 
-A step is one CUDA graph over all layers: 21 C4, 20 C128, 2 with a window only. Left out: the two all-reduces of a layer,
-embedding, head and sampling. "ours" is this package's ops; "torch" is torch's functions alone, with the dense weights
-turned into bf16 at load and the experts unpacked where they are used. Request i of a step has context - i tokens, so that
-the first ends a group of 128 tokens and every fourth one of 4.
+A step is one CUDA graph over all layers: 21 C4, 20 C128, 2 with a window only. Left out: the two all-reduces of a
+layer, embedding, head and sampling. "ours" is this package's ops; "torch" is torch's functions alone, with the dense
+weights turned into bf16 at load and the experts unpacked where they are used. Request i of a step has context - i
+tokens, so that the first ends a group of 128 tokens and every fourth one of 4.
 
 The share of each category comes from graphs that hold that category's calls of all layers alone. They add up to more or
 less than the step where calls overlap (programmatic dependent launch) or start from another cache state.
 
-The roofline of a step is the fewest bytes it must read (dense weights, the routed experts that are hit, cache tokens that
-are scored or attended to) over the copy bandwidth of the same run, or its FLOPs over the bf16 rate where that is more.
+The roofline of a step is the fewest bytes it must read (dense weights, the routed experts that are hit, cache tokens
+that are scored or attended to) over the copy bandwidth of the same run, or its FLOPs over the bf16 rate where that is
+more.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +56,7 @@ CONTEXTS = (256, 8192, 65536)
 WAYS = ("torch", "ours")
 KINDS = {"C4": 4, "C128": 128, "window": 0}
 ERROR_AT = (16, 8192)
+LONGEST_MICROSECONDS = 2e6
 # Of the RTX PRO 6000 Blackwell; the first two are the vendor's, the last two assumed.
 TARGET = {"bytes_per_second": 1.792e12, "sms": 188, "bandwidth_reached": 0.88, "bf16_flop_per_second": 2.5e14}
 
@@ -112,22 +115,17 @@ class Step:
         """Kernels, copies and memsets of a layer of each kind, counted by torch's profiler."""
         found = {}
         for kind, ratio in KINDS.items():
-            if ratio not in RATIOS[: self.model.count]:
-                continue
-            layer = RATIOS.index(ratio)
-            state = SimpleNamespace(**vars(self.first))
-            for key in ("workspace", "logits"):
-                if hasattr(self.by_kind[ratio], key):
-                    setattr(state, key, getattr(self.by_kind[ratio], key))
-            found[kind] = timing.count_launches(
-                lambda layer=layer, state=state: [call() for _, call in self.calls(layer, SimpleNamespace(**vars(state)))]
-            )
+            if ratio in self.by_kind:
+                calls = self.calls(RATIOS.index(ratio), SimpleNamespace(**vars(self.by_kind[ratio])))
+                found[kind] = timing.count_launches(lambda calls=calls: [call() for _, call in calls])
         return found
 
 
-def graph_microseconds(call: Any, replays: int = 12) -> float:
-    """Median time of a graph that holds one call."""
-    stream = STREAM
+def graph_microseconds(call: Callable[[], object], stream: torch.cuda.Stream, replays: int = 12) -> float:
+    """Median time of a graph that holds one call; fewer replays of one that takes seconds.
+
+    The ops' counters belong to a stream: what is captured ran on the same one before.
+    """
     with torch.cuda.stream(stream):
         call()
     torch.cuda.synchronize()
@@ -137,28 +135,21 @@ def graph_microseconds(call: Any, replays: int = 12) -> float:
     graph.replay()
     torch.cuda.synchronize()
     times: list[float] = []
-    for _ in range(replays):
+    while len(times) < replays and (len(times) < 3 or sum(times) < LONGEST_MICROSECONDS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e3)
-        if sum(times) > 2e6 and len(times) >= 3:
-            break
     return statistics.median(times)
-
-
-STREAM: Any = None
 
 
 def least_bytes(model: Model, requests: Requests, hit: list[int]) -> dict[str, int]:
     """Fewest bytes a step must read, by category: weights once, the experts that are hit, cache tokens in use."""
-    found = Counter[str]()
+    found: Counter[str] = Counter()
     for weights, experts in zip(model.weights, hit, strict=True):
-        shared = sum(
-            v.numel() * v.element_size() for n, v in weights.experts.items() if n.startswith("shared")
-        )
+        shared = sum(v.numel() * v.element_size() for n, v in weights.experts.items() if n.startswith("shared"))
         boundary = sum(fn.numel() * fn.element_size() for fn in weights.fn)
         found["mHC"] += boundary
         found["linear"] += weights.dense_bytes() - shared - boundary
@@ -180,46 +171,45 @@ def flops(model: Model, requests: Requests) -> float:
     return total
 
 
-def measure(
-    model: Model, way: str, requests: Requests, caches: list[Caches], machine: timing.Machine, shares: bool
-) -> dict[str, Any]:
-    """One way at one setting."""
-    step = Step(model, way, requests, caches)
-    with torch.cuda.stream(STREAM):
+def measure(step: Step, machine: timing.Machine, stream: torch.cuda.Stream, shares: bool) -> dict[str, Any]:
+    """One way at one setting; with shares, each category too."""
+    model, requests = step.model, step.requests
+    with torch.cuda.stream(stream):
         step.run(record=True)
     torch.cuda.synchronize()
     bytes_ = least_bytes(model, requests, step.hit)
     row: dict[str, Any] = {
-        "way": way,
+        "way": step.way,
         "requests": requests.count,
         "context": requests.context,
         "bytes": sum(bytes_.values()),
+        "flops": flops(model, requests),
         "bytes_by_category": bytes_,
         "experts_hit": statistics.mean(step.hit),
         "launches": step.launches(),
     }
-    row["roofline_microseconds"] = machine.roofline_microseconds(row["bytes"], flops(model, requests))
-    row["microseconds"] = graph_microseconds(step.run)
+    row["roofline_microseconds"] = machine.roofline_microseconds(row["bytes"], row["flops"])
+    row["microseconds"] = graph_microseconds(step.run, stream)
     row["ratio"] = row["microseconds"] / row["roofline_microseconds"]
     row["tokens_per_second"] = requests.count / row["microseconds"] * 1e6
     if shares:
         row["by_category"] = {
-            name: graph_microseconds(lambda name=name: step.category(name), 6) for name in CATEGORIES
+            name: graph_microseconds(lambda name=name: step.category(name), stream, 6) for name in CATEGORIES
         }
     return row
 
 
-def predict(row: dict[str, Any], machine: timing.Machine) -> dict[str, Any]:
+def predict(row: dict[str, Any], copy_bytes_per_second: float) -> dict[str, Any]:
     """What a step would take on an RTX PRO 6000, worked out from bytes, FLOPs and what this GPU loses to launches.
 
-    A category's time here beyond its bytes over this GPU's bandwidth is launches, latency and idle multiprocessors. It is
-    taken over as it is; the bytes are read at the target's bandwidth.
+    A category's time here beyond its bytes over this GPU's bandwidth is launches, latency and idle multiprocessors.
+    It is taken over as it is; the bytes are read at the target's bandwidth.
     """
     bandwidth = TARGET["bytes_per_second"] * TARGET["bandwidth_reached"]
     whole = sum(row["by_category"].values())
     found: dict[str, float] = {}
     for name, microseconds in row["by_category"].items():
-        here = row["bytes_by_category"].get(name, 0) / machine.copy_bytes_per_second * 1e6
+        here = row["bytes_by_category"].get(name, 0) / copy_bytes_per_second * 1e6
         # The parts' sum is brought to the step's time first.
         rest = max(0.0, microseconds * row["microseconds"] / whole - here)
         found[name] = row["bytes_by_category"].get(name, 0) / bandwidth * 1e6 + rest
@@ -237,8 +227,8 @@ def predict(row: dict[str, Any], machine: timing.Machine) -> dict[str, Any]:
 def errors(model: Model, way: str, requests: Requests, caches: list[Caches]) -> list[dict[str, Any]]:
     """Error of one layer of each kind and of all chained, against float64.
 
-    "own choices": the reference chooses tokens and experts by its own scores. "same choices": it takes those the measured
-    step took, so that what is left is arithmetic.
+    "own choices": the reference chooses tokens and experts by its own scores. "same choices": it takes those the
+    measured step took, so that what is left is arithmetic.
     """
 
     def row(layer: str, choices: str, mine: SimpleNamespace, other: SimpleNamespace) -> dict[str, Any]:
@@ -324,7 +314,9 @@ def table(report: dict[str, Any]) -> str:
         ]
         lines.append(timing.markdown_table(["C", "context", "ms", "tok/s", "roofline ms", *CATEGORIES], body))
     if report["errors"]:
-        lines.append(f"Error against float64, ‖out − ref‖ / ‖ref‖, C={ERROR_AT[0]}, context {ERROR_AT[1]}:\n")
+        lines.append(
+            f"Error against float64, norm of the difference over its norm, C={ERROR_AT[0]}, context {ERROR_AT[1]}:\n"
+        )
         names = ["way", "layer", "choices", "expert input", "expert output", "streams"]
         body = [[row[n] if isinstance(row[n], str) else f"{row[n]:.4f}" for n in names] for row in report["errors"]]
         lines.append(timing.markdown_table(names, body))
@@ -354,7 +346,9 @@ def plot(report: dict[str, Any], folder: Path) -> None:
             floor = row["roofline_microseconds"] / 1e3
             axes.plot([place - 0.4, place + 0.4], [floor, floor], "k--", label="roofline" if place == 0 else None)
         axes.set_xticks(range(len(rows)), [f"C={row['requests']}\n{row['context']}" for row in rows])
-        axes.set(ylabel="ms a step", title=f"decode step, {way}, {report['machine']['gpu']}, {report['machine']['date']}")
+        axes.set(
+            ylabel="ms a step", title=f"decode step, {way}, {report['machine']['gpu']}, {report['machine']['date']}"
+        )
         axes.legend(fontsize="small")
         figure.tight_layout()
         folder.mkdir(parents=True, exist_ok=True)
@@ -366,8 +360,8 @@ def assumptions(machine: timing.Machine) -> str:
     """What the prediction rests on, in words."""
     return (
         f"Assumed: {TARGET['bytes_per_second'] / 1e12:.3f} TB/s by the datasheet, of which "
-        f"{TARGET['bandwidth_reached']:.0%} is reached, as {machine.gpu} reaches of its own; the time a category takes here "
-        "beyond its bytes (launches, latency, idle multiprocessors) is the same there; at least "
+        f"{TARGET['bandwidth_reached']:.0%} is reached, as {machine.gpu} reaches of its own; the time a category takes "
+        "here beyond its bytes (launches, latency, idle multiprocessors) is the same there; at least "
         f"FLOPs / {TARGET['bf16_flop_per_second'] / 1e12:.0f} TFLOP/s; no all-reduce, no head."
     )
 
@@ -396,7 +390,6 @@ def run_one_layer(kind: str, count: int) -> None:
 
 
 def main() -> None:
-    global STREAM
     parser = timing.arguments(__doc__ or "")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--requests", type=int, nargs="+", default=list(REQUESTS))
@@ -417,7 +410,7 @@ def main() -> None:
         print(f"[{time.monotonic() - begun:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     workers = warm(tuple(options.requests)) if "ours" in ways else []
-    STREAM = torch.cuda.Stream()
+    stream = torch.cuda.Stream()
     model = Model(options.layers, ways)
     torch.cuda.synchronize()
     say(f"weights of {model.count} layers: {torch.cuda.memory_allocated() / 1e9:.1f} GB")
@@ -435,14 +428,13 @@ def main() -> None:
             caches = [Caches.random(w, requests, generator) for w in model.weights]
             for way in ways:
                 try:
-                    row = measure(model, way, requests, caches, machine, way == "ours" or (count, context) == ERROR_AT)
+                    step = Step(model, way, requests, caches)
+                    row = measure(step, machine, stream, way == "ours" or (count, context) == ERROR_AT)
                 except Exception as error:  # one way may fail; the others must still come out
                     say(f"{way}, {count} x {context}: {type(error).__name__}: {str(error)[:500]}")
                     continue
-                row["flops"] = flops(model, requests)
                 rows.append(row)
-                say(f"{way}, {count} x {context}: {row['microseconds'] / 1e3:.2f} ms, ratio {row['ratio']:.2f}, "
-                    f"launches {row['launches']}, {row.get('by_category')}")
+                say(f"{way}, {count} x {context}: {row['microseconds'] / 1e3:.2f} ms, ratio {row['ratio']:.2f}")
             if (count, context) == ERROR_AT and not options.no_error:
                 for way in ways:
                     try:
@@ -459,7 +451,9 @@ def main() -> None:
         "rows": rows,
         "errors": found,
         "assumptions": assumptions(machine),
-        "predictions": [predict(row, machine) for row in rows if row["way"] == "ours" and "by_category" in row],
+        "predictions": [
+            predict(row, machine.copy_bytes_per_second) for row in rows if row["way"] == "ours" and "by_category" in row
+        ],
     }
     data = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
     if options.out:

@@ -1,7 +1,7 @@
-"""What several kernels use, and what Triton's interpreter (``TRITON_INTERPRET=1``, the CPU tests) does not do by itself.
+"""What several kernels use, and what Triton's interpreter does not do by itself.
 
-It multiplies bf16 operands of a dot as if they were integers, and its rounding to bf16 and e4m3 loses a carry into
-the exponent. Compiled, `dot`, `to_bf16` and `to_e4m3` are the plain operation.
+The interpreter (``TRITON_INTERPRET=1``, the CPU tests) multiplies bf16 operands of a dot as if they were integers, and
+its rounding to bf16 and e4m3 loses a carry into the exponent. Compiled, `dot`, `to_bf16` and `to_e4m3` are the plain operation.
 """
 
 import triton
@@ -53,7 +53,7 @@ def side_by_side(left, right, TOKENS: tl.constexpr, COLUMNS: tl.constexpr):
 def prefetch_l2(pointers):
     """Ask for the 128-byte lines at `pointers` [n] to be brought into the L2 cache; nothing waits for them.
 
-    Before a kernel's dependency on the one before (`gdc_wait`) it puts the memory to work while that one still computes.
+    Before a kernel waits for the one before (`gdc_wait`), this puts the memory to work while that one computes.
     """
     if not INTERPRETED:
         tl.inline_asm_elementwise(

@@ -37,7 +37,7 @@ def _bf16_linear_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One share of the depth for OUTPUTS outputs of TOKENS tokens; the grid is (output blocks, shares, token blocks)."""
+    """A share of the depth for OUTPUTS outputs of TOKENS tokens; the grid is (output blocks, shares, token blocks)."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -91,9 +91,9 @@ def bf16_linear_partials(
 ) -> torch.Tensor:
     """Products x weight^T in fp32, left as shares of the depth that the next kernel adds up.
 
-    One launch. The ops that read the result (`store_attention_inputs`, `prepare_queries`, `route_experts`) take it as it
-    is, so that no launch only adds. Weights of several projections of the same x may be stacked; each reader names its
-    columns.
+    One launch. The ops that read the result (`store_attention_inputs`, `prepare_queries`, `route_experts`) take it as
+    it is, so that no launch only adds. Weights of several projections of the same x may be stacked; each reader names
+    its columns.
 
     Args:
         x: [tokens, depth] bfloat16, rows contiguous and a multiple of 8 elements apart.

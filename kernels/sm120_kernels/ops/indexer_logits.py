@@ -10,7 +10,15 @@ import triton
 import triton.language as tl
 
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import capability, check_page_table, has_dependent_launch, require, require_device, require_rows, sm_count
+from sm120_kernels.checks import (
+    capability,
+    check_page_table,
+    has_dependent_launch,
+    require,
+    require_device,
+    require_rows,
+    sm_count,
+)
 
 HEADS = 64
 HEAD_DIM = 128

@@ -1,9 +1,9 @@
 """The boundary between two blocks of a model with hyper-connections: four residual streams instead of one.
 
-The first launch takes a block of tokens and a share of the columns: it updates the streams with the last block's output,
-writes them, and adds up its share of the 24 mixing values and of the sum of squares. In the second, one program a token
-mixes the streams into the next block's normalised input, while another works out that block's own weights (the Sinkhorn
-iterations), which nothing needs before the next boundary.
+A program of the first launch takes a block of tokens and a share of the columns: it updates the streams with the last
+block's output, writes them, and adds up its share of the 24 mixing values and of the sum of squares. In the second, one
+program a token mixes the streams into the next block's normalised input, while another works out that block's own
+weights (the Sinkhorn iterations), which nothing needs before the next boundary.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _streams(
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Write the new streams over COLUMNS columns; they side by side, [TOKENS, 4 * COLUMNS], and their sum of squares."""
+    """Write the new streams over COLUMNS columns. They side by side, [TOKENS, 4 * COLUMNS], and their squares."""
     column = first + tl.arange(0, COLUMNS)
     wide = token.to(tl.int64)[:, None]
     y = tl.load(y_ptr + wide * HIDDEN + column[None, :], mask=present[:, None], other=0.0).to(tl.float32)
@@ -98,7 +98,7 @@ def _post_kernel(
 ):
     """Streams and partial sums of TOKENS tokens over `steps` times COLUMNS columns; the grid is (shares, token blocks).
 
-    The products lag a turn behind: of a tile made in the same turn, Triton (3.6, 3.8) would make all of it in each warp.
+    The products lag a turn behind: a tile made in the same turn Triton (3.6, 3.8) would make once more in each warp.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -220,33 +220,33 @@ def _finish_kernel(
             a, b, c, d = tl.exp(row[0] - top), tl.exp(row[1] - top), tl.exp(row[2] - top), tl.exp(row[3] - top)
             factor = 1.0 / ((a + b) + (c + d))
             matrix = matrix + (a * factor + hc_eps, b * factor + hc_eps, c * factor + hc_eps, d * factor + hc_eps)
-        a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p = matrix
-        for iteration in range(2 * ITERATIONS - 1):
+        a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, q = matrix
+        for _ in range(2 * ITERATIONS - 1):
             # Columns, then rows, columns, ...: every turn divides by the sums and transposes.
-            u = 1.0 / ((a + e) + (i + m) + hc_eps)
-            v = 1.0 / ((b + f) + (j + n) + hc_eps)
-            w = 1.0 / ((c + g) + (k + o) + hc_eps)
-            x = 1.0 / ((d + h) + (l + p) + hc_eps)
-            a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p = (
+            u = 1.0 / ((a + e) + (i + n) + hc_eps)
+            v = 1.0 / ((b + f) + (j + o) + hc_eps)
+            w = 1.0 / ((c + g) + (k + p) + hc_eps)
+            x = 1.0 / ((d + h) + (m + q) + hc_eps)
+            a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, q = (
                 a * u,
                 e * u,
                 i * u,
-                m * u,
+                n * u,
                 b * v,
                 f * v,
                 j * v,
-                n * v,
+                o * v,
                 c * w,
                 g * w,
                 k * w,
-                o * w,
+                p * w,
                 d * x,
                 h * x,
-                l * x,
-                p * x,
+                m * x,
+                q * x,
             )
         # An odd number of turns leaves it transposed.
-        transposed = (a, e, i, m, b, f, j, n, c, g, k, o, d, h, l, p)
+        transposed = (a, e, i, n, b, f, j, o, c, g, k, p, d, h, m, q)
         for place in tl.static_range(16):
             tl.store(comb_ptr + token * 16 + place, transposed[place])
 
@@ -339,8 +339,8 @@ def mhc_post_pre_norm(
         x      = RMSNorm(sum_i pre[i] R'[i]) norm_weight
 
     Two launches. All sizes come from the shapes, so the call can be captured in a CUDA graph. How many shares a token's
-    24 sums are cut into depends on the number of tokens, so their fp32 grouping may too; with the same `chosen` a token's
-    result is the same bit for bit in every batch.
+    24 sums are cut into depends on the number of tokens, so their fp32 grouping may too; with the same `chosen` a
+    token's result is the same bit for bit in every batch.
 
     Args:
         y: [tokens, 4096] bfloat16, the last block's output, contiguous as everything here.
@@ -353,7 +353,7 @@ def mhc_post_pre_norm(
         norm_weight: [4096] bfloat16 of the next block's RMSNorm.
         iterations: Sinkhorn iterations, at least 1.
         rms_eps, hc_eps, norm_eps: as in the formulas.
-        out: results; allocated when None. Its tensors may be the arguments of the same name, which are then overwritten.
+        out: results; allocated when None. May hold the arguments of the same name, which are then overwritten.
         chosen: cut the first launch this way, not as `plan` says.
 
     Returns:

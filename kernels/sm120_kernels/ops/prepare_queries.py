@@ -119,9 +119,9 @@ def prepare_queries(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Norm and RoPE of the query heads; RoPE, Hadamard rotation and FP8 quantisation of the indexer's, if q has them.
 
-    One launch. A query head is divided by its root mean square, then its last 64 values are rotated. An indexer head has
-    no norm; its last 64 values are rotated, all 128 multiplied by the Hadamard matrix / sqrt(128) and quantised with the
-    scale s = max(1e-4, largest magnitude) / 448, which goes into the head's weight: projected x weight_scale x s.
+    One launch. A query head is divided by its root mean square, then its last 64 values are rotated. An indexer head
+    has no norm; its last 64 values are rotated, all 128 multiplied by the Hadamard matrix / sqrt(128) and quantised with
+    the scale s = max(1e-4, largest magnitude) / 448, which goes into the head's weight: projected x weight_scale x s.
 
     Args:
         q: [tokens, heads * 512] or [tokens, heads * 512 + 8192] bfloat16, rows contiguous: the query heads, then the
@@ -149,7 +149,9 @@ def prepare_queries(
     require_rows(q, "q", torch.bfloat16, tokens)
     indexed = q.shape[1] == heads * HEAD_DIM + INDEX_HEADS * INDEX_DIM
     if heads < 1 or not (indexed or q.shape[1] == heads * HEAD_DIM):
-        raise ValueError(f"q must have {heads} x {HEAD_DIM} columns, or the indexer's 8192 after them, got {q.shape[1]}")
+        raise ValueError(
+            f"q must have {heads} x {HEAD_DIM} columns, or the indexer's 8192 after them, got {q.shape[1]}"
+        )
     if q.stride(0) % 8:
         raise ValueError(f"q's rows must lie a multiple of 8 elements apart, got {q.stride(0)}")
     require(rope, "rope", torch.float32, (rope.shape[0], ROPE_DIM))

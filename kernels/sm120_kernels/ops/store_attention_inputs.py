@@ -1,7 +1,7 @@
 """Everything a layer puts into its caches: the window's key, and what the compressors make of the last tokens.
 
-One launch with a program for each of them and token: the key's norm, RoPE, quantisation and paged store; the attention's
-compressor (its state, and at a group's last token the group's pooled key); the same for the indexer's.
+One launch with programs for each of them and token: the key's norm, RoPE, quantisation and paged store; the
+attention's compressor (its state, and at a group's last token the group's pooled key); the same for the indexer's.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _store_key(x, table_row, cache_ptr, slot, shift, page_bytes, ROUNDED: tl.con
 
 @triton.jit
 def _store_index_key(x, table_row, hadamard_ptr, cache_ptr, slot, PAGE: tl.constexpr, DIM: tl.constexpr):
-    """RoPE, Hadamard rotation, quantisation and store of a normalised key x [DIM] into its slot of the indexer's cache."""
+    """RoPE, Hadamard rotation, quantisation and store of a normalised key x [DIM] into the indexer's cache."""
     group = tl.arange(0, DIM // 64)
     column = tl.arange(0, DIM)
     x = tl.reshape(rotate(tl.reshape(x, (DIM // 64, 64)), group == DIM // 64 - 1, table_row, DIM // 64), (DIM,))
@@ -314,9 +314,7 @@ def _store_attention_inputs_kernel(
                 index_row = rope_ptr + (index_length - 4).to(tl.int64) * ROPE_DIM
                 index_key = _norm(index_key, index_norm_ptr, eps, INDEX_DIM)
                 index_slot = tl.load(index_slots_ptr + token)
-                _store_index_key(
-                    index_key, index_row, hadamard_ptr, index_cache_ptr, index_slot, INDEX_PAGE, INDEX_DIM
-                )
+                _store_index_key(index_key, index_row, hadamard_ptr, index_cache_ptr, index_slot, INDEX_PAGE, INDEX_DIM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -368,8 +366,8 @@ def store_attention_inputs(
 ) -> None:
     """Store each token's window key, and run the layer's compressors one token further.
 
-    One launch. The window key is RMSNorm(kv), its last 64 values rotated by RoPE and kept in bf16, the other 448 in e4m3
-    with a power-of-two scale a group of 64: the least >= max(1e-4, largest magnitude) / 448.
+    One launch. The window key is RMSNorm(kv), its last 64 values rotated by RoPE and kept in bf16, the other 448 in
+    e4m3 with a power-of-two scale a group of 64: the least >= max(1e-4, largest magnitude) / 448.
 
     A compressor keeps the token's projected row in its state. At a group's last token it pools the group (ratio 4: and
     the group before), separately in every dimension: key = sum softmax(score + ape) key. RMSNorm, RoPE at the group's
@@ -377,8 +375,8 @@ def store_attention_inputs(
     multiplied by the Hadamard matrix / sqrt(128) instead, and quantised in one group with a float32 scale.
 
     All sizes come from the shapes; lengths and slots are read on the GPU. For ratio 128 programs count each other in a
-    buffer of the stream the call is made on: call once before a graph is captured, and do not replay graphs captured on one
-    stream at the same time.
+    buffer of the stream the call is made on: call once before a graph is captured, and do not replay graphs captured on
+    one stream at the same time.
 
     Args:
         kv: [tokens, 512] bfloat16, rows contiguous: the projected key.
@@ -496,13 +494,16 @@ def _arrivals(device: torch.device, stream: int) -> torch.Tensor:
 def _require_cache(cache: torch.Tensor, name: str) -> None:
     if cache.dtype != torch.uint8 or cache.ndim != 4 or cache.shape[2:] != (1, kv_layout.TOKEN_BYTES):
         raise ValueError(
-            f"{name} must be uint8 [pages, page_size, 1, {kv_layout.TOKEN_BYTES}], got {cache.dtype} {list(cache.shape)}"
+            f"{name} must be uint8 [pages, page_size, 1, {kv_layout.TOKEN_BYTES}], got {cache.dtype} "
+            f"{list(cache.shape)}"
         )
     page_size = cache.shape[1]
     if page_size not in kv_layout.PAGE_SIZES:
         raise ValueError(f"{name} must have pages of 256, 64 or 2 tokens, got {page_size}")
     if cache.shape[0] > 1 and cache.stride(0) != kv_layout.page_bytes(page_size):
-        raise ValueError(f"{name} must have {kv_layout.page_bytes(page_size)} bytes from page to page, {cache.stride(0)}")
+        raise ValueError(
+            f"{name} must have {kv_layout.page_bytes(page_size)} bytes from page to page, {cache.stride(0)}"
+        )
 
 
 def _require_compressor(one: Compressor, name: str, dim: int, tokens: int, columns: int) -> dict[str, torch.Tensor]:
@@ -516,14 +517,17 @@ def _require_compressor(one: Compressor, name: str, dim: int, tokens: int, colum
     require(one.slots, f"{name}.slots", torch.int32, (tokens,))
     if not 0 <= one.first_column <= columns - one.columns:
         raise ValueError(f"{name}.first_column must be 0 to {columns - one.columns}, got {one.first_column}")
-    return {f"{name}.{field}": getattr(one, field) for field in ("ape", "norm_weight", "state", "plan", "cache", "slots")}
+    return {
+        f"{name}.{field}": getattr(one, field) for field in ("ape", "norm_weight", "state", "plan", "cache", "slots")
+    }
 
 
 def compile_cases() -> Iterator[CompileCase]:
     """Layers with a window only, C4 with its indexer, C128."""
     types = {
         "*bf16:16": "kv_ptr kv_norm_ptr hadamard_ptr",
-        "*fp32:16": "rope_ptr partial_ptr ape_ptr norm_ptr state_ptr pooled_ptr index_ape_ptr index_norm_ptr index_state_ptr",
+        "*fp32:16": "rope_ptr partial_ptr ape_ptr norm_ptr state_ptr pooled_ptr index_ape_ptr index_norm_ptr "
+        "index_state_ptr",
         "*i32:16": "arrivals_ptr positions_ptr window_slots_ptr plan_ptr slots_ptr index_plan_ptr index_slots_ptr",
         "*u8:16": "window_ptr cache_ptr index_cache_ptr",
         "i32": "tokens window_shift shift",
