@@ -1,7 +1,8 @@
 """What several kernels use, and what Triton's interpreter does not do by itself.
 
 The interpreter (``TRITON_INTERPRET=1``, the CPU tests) multiplies bf16 operands of a dot as if they were integers, and
-its rounding to bf16 and e4m3 loses a carry into the exponent. Compiled, `dot`, `to_bf16` and `to_e4m3` are the plain operation.
+its rounding to bf16 and e4m3 loses a carry into the exponent. Compiled, `dot`, `to_bf16` and `to_e4m3` are the plain
+operation.
 """
 
 import triton

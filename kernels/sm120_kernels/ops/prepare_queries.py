@@ -120,7 +120,7 @@ def prepare_queries(
     """Norm and RoPE of the query heads; RoPE, Hadamard rotation and FP8 quantisation of the indexer's, if q has them.
 
     One launch. A query head is divided by its root mean square, then its last 64 values are rotated. An indexer head
-    has no norm; its last 64 values are rotated, all 128 multiplied by the Hadamard matrix / sqrt(128) and quantised with
+    has no norm; its last 64 values are rotated, all 128 multiplied by the Hadamard matrix / sqrt(128), quantised with
     the scale s = max(1e-4, largest magnitude) / 448, which goes into the head's weight: projected x weight_scale x s.
 
     Args:
