@@ -29,12 +29,12 @@ def test_a_layer_is_the_float64_layer_but_for_its_fp8_activations(ratio: int, co
         assert error(getattr(state, name), getattr(expected, name)) <= 0.1, name
 
 
-@pytest.mark.parametrize(("ratio", "most"), [(4, 25), (128, 25), (0, 25)])
-def test_a_layer_takes_at_most_25_launches(ratio: int, most: int) -> None:
+@pytest.mark.parametrize("ratio", [0, 4, 128])
+def test_a_layer_takes_at_most_25_launches(ratio: int) -> None:
     generator = torch.Generator("cuda").manual_seed(ratio)
     weights = Weights.random(ratio, generator)
     requests = Requests.staggered(16, 8192, generator)
     caches = Caches.random(weights, requests, generator)
     state = first_state(16, generator)
     calls = ours(weights, caches, requests, state)
-    assert timing.count_launches(lambda: [call() for _, call in calls]) <= most
+    assert timing.count_launches(lambda: [call() for _, call in calls]) <= 25
