@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -198,19 +199,21 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(tokens: int, rows: int, depth: int, sms: int) -> Plan:
+def plan(tokens: int, rows: int, depth: int, sms: int, turn: int = 2) -> Plan:
     """Choose the blocks from the shapes.
 
     Args:
         tokens: of the call.
         rows, depth: of the weight, all groups together.
         sms: streaming multiprocessors.
+        turn: blocks of 128 columns a turn, where they divide K.
     """
     block = 64 if rows >= 64 * sms * 3 // 4 else 32
     splits = 1
-    while rows // block * splits * 2 <= 2 * sms and depth // BLOCK // (2 * splits) >= 8:
+    blocks = depth // BLOCK
+    turn = math.gcd(turn, blocks)
+    while rows // block * splits * 2 <= 2 * sms and blocks % (2 * splits * turn) == 0 and blocks >= 16 * splits:
         splits *= 2
-    turn = min(2, depth // BLOCK // splits)
     return Plan(block, splits, min(64, max(8, triton.next_power_of_2(tokens))), turn, 4, 3)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import torch
@@ -19,7 +18,7 @@ ROPE_DIM = kv_layout.ROPE_DIM
 
 def plan(tokens: int, rows: int, depth: int, sms: int) -> Plan:
     """`fp8_block_linear.plan`, with a head's four blocks of columns a turn."""
-    return dataclasses.replace(fp8_block_linear.plan(tokens, rows, depth, sms), turn=HEAD_DIM // BLOCK)
+    return fp8_block_linear.plan(tokens, rows, depth, sms, turn=HEAD_DIM // BLOCK)
 
 
 def inv_rope_wo_a(

@@ -9,6 +9,7 @@ core's first operand, where it becomes bf16.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import torch
@@ -407,7 +408,7 @@ def plan(tokens: int, hidden: int, intermediate: int) -> Plan:
         blocks //= 2
     return Plan(
         Cut(rows=rows, depth=depth, warps=rows // 16, stages=4),
-        Cut(rows=64, depth=min(intermediate, 512), warps=4, stages=2, blocks=blocks),
+        Cut(rows=64, depth=math.gcd(intermediate, 512), warps=4, stages=2, blocks=blocks),
         shared_tokens=16 if tokens > 8 else 8,
     )
 
