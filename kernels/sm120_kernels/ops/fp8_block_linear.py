@@ -35,23 +35,28 @@ MAX_TILES = 65536
 
 
 @triton.jit
-def quantise(value, UE8M0: tl.constexpr):
-    """e4m3 of each row of value [ROWS, COLUMNS] fp32, and its fp32 scale [ROWS]."""
-    scale = tl.maximum(tl.max(tl.abs(value), 1), SMALLEST_MAXIMUM) / E4M3_MAX
+def _quantise(value, UE8M0: tl.constexpr):
+    """e4m3 of value [BLOCKS, TOKENS, 128] fp32 with a scale for each 128, and the fp32 scales [BLOCKS, TOKENS]."""
+    scale = tl.maximum(tl.max(tl.abs(value), 2), SMALLEST_MAXIMUM) / E4M3_MAX
     if UE8M0:
         exponent = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) >> 23
         scale = (exponent << 23).to(tl.float32, bitcast=True)
         inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
     else:
         inverse = 1.0 / scale
-    return to_e4m3(value * inverse[:, None]), scale
+    return to_e4m3(value * inverse[:, :, None]), scale
 
 
 @triton.jit
-def _turn_back(value, cos, sin, TOKENS: tl.constexpr):
-    """value [TOKENS, 128] with each pair of columns (a, b), read as a + bi, times cos - i sin."""
-    a, b = tl.split(value.reshape(TOKENS, 64, 2))
-    return tl.join(a * cos + b * sin, b * cos - a * sin).reshape(TOKENS, 128)
+def _turn_back(value, angle, turning, TURN: tl.constexpr, TOKENS: tl.constexpr):
+    """value [TURN, TOKENS, 128] with pairs of columns (a, b), read as a + bi, times cos - i sin where turning.
+
+    angle is pointers [TURN, TOKENS, 64] to cosines, each followed by its sine.
+    """
+    cos = tl.load(angle, mask=turning, other=1.0)
+    sin = tl.load(angle + 1, mask=turning, other=0.0)
+    a, b = tl.split(value.reshape(TURN, TOKENS, 64, 2))
+    return tl.join(a * cos + b * sin, b * cos - a * sin).reshape(TURN, TOKENS, 128)
 
 
 @triton.jit
@@ -97,8 +102,8 @@ def linear_kernel(
     """out of ROWS of weight's GROUPS * COLUMNS rows, over one of SPLITS shares of DEPTH, for TOKENS tokens.
 
     The grid is (blocks of ROWS rows, SPLITS, blocks of TOKENS tokens). The rows of group g multiply the DEPTH columns of
-    x from g * DEPTH on. A turn of the loop takes TURN blocks of 128 columns; with ROPE four, a head, whose last 64
-    columns are turned back.
+    x from g * DEPTH on. A turn of the loop takes TURN blocks of 128 columns; with ROPE whole heads, whose last 64 columns
+    are turned back.
     """
     SHARE: tl.constexpr = DEPTH // 128 // SPLITS
     tile = tl.program_id(0)
@@ -114,39 +119,41 @@ def linear_kernel(
             _prefetch(row_start[:, None] + tl.arange(0, SHARE)[None, :] * 128)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    weights = row_start[:, None] + k[None, :]
-    weight_scale += tile * ROWS // 128 * (DEPTH // 128) + split * SHARE
-    first = split * (SHARE * 128) + k
-    inputs = x + token[:, None] * x_stride + (tile * ROWS // COLUMNS * DEPTH + first)[None, :]
+    # Blocks of 128 columns are a batch of products, each with its scales; a warp takes TURN / warps of them.
+    batch = tl.arange(0, TURN)
+    weights = row_start[None, :, None] + (batch * 128)[:, None, None] + k[None, None, :]
+    weight_scales = weight_scale + tile * ROWS // 128 * (DEPTH // 128) + split * SHARE + batch
+    first = split * (SHARE * 128) + batch[:, None, None] * 128 + k[None, None, :]
+    inputs = x + token[None, :, None] * x_stride + tile * ROWS // COLUMNS * DEPTH + first
+    wanted = present[None, :, None]
     if RESIDUAL:
-        added = residual + token[:, None] * residual_stride + first[None, :]
-        sums = residual_out + token[:, None] * DEPTH + first[None, :]
+        added = residual + token[None, :, None] * residual_stride + first
+        sums = residual_out + token[None, :, None] * DEPTH + first
     if ROPE:
+        # The last 64 of a head's 512 columns are the second half of its fourth block.
         pair = tl.arange(0, 64) - 32
-        angle = rope + tl.load(positions + token, mask=present, other=0)[:, None] * 64 + 2 * pair[None, :]
-        turning = present[:, None] & (pair >= 0)[None, :]
-        cos = tl.load(angle, mask=turning, other=1.0)
-        sin = tl.load(angle + 1, mask=turning, other=0.0)
+        angle = tl.load(positions + token, mask=present, other=0)[None, :, None] * 64 + 2 * pair[None, None, :]
+        turning = wanted & (batch % 4 == 3)[:, None, None] & (pair >= 0)[None, None, :]
 
-    acc = tl.zeros((ROWS, TOKENS), tl.float32)
-    squares = tl.zeros((TOKENS,), tl.float32)
+    acc = tl.zeros((TURN, ROWS, TOKENS), tl.float32)
+    squares = tl.zeros((TURN, TOKENS), tl.float32)
     for turn in tl.range(0, SHARE // TURN, num_stages=STAGES):
-        for part in tl.static_range(TURN):
-            block = turn * TURN + part
-            w = tl.load(weights + block * 128)
-            w_scale = scale_value(tl.load(weight_scale + block))
-            value = tl.load(inputs + block * 128, mask=present[:, None], other=0.0).to(tl.float32)
-            if RESIDUAL:
-                value += tl.load(added + block * 128, mask=present[:, None], other=0.0).to(tl.float32)
-                if tile == 0:
-                    tl.store(sums + block * 128, to_bf16(value), mask=present[:, None])
-            if NORM:
-                squares += tl.sum(value * value, 1)
-                value *= tl.load(norm_weight + first + block * 128).to(tl.float32)[None, :]
-            if ROPE and part == 3:
-                value = _turn_back(value, cos, sin, TOKENS)
-            q, scale = quantise(value, UE8M0)
-            acc += tl.dot(w, tl.trans(q)) * (scale * w_scale)[None, :]
+        w = tl.load(weights + turn * (TURN * 128))
+        w_scale = scale_value(tl.load(weight_scales + turn * TURN))
+        value = tl.load(inputs + turn * (TURN * 128), mask=wanted, other=0.0).to(tl.float32)
+        if RESIDUAL:
+            value += tl.load(added + turn * (TURN * 128), mask=wanted, other=0.0).to(tl.float32)
+            if tile == 0:
+                tl.store(sums + turn * (TURN * 128), to_bf16(value), mask=wanted)
+        if NORM:
+            squares += tl.sum(value * value, 2)
+            value *= tl.load(norm_weight + first + turn * (TURN * 128)).to(tl.float32)
+        if ROPE:
+            value = _turn_back(value, rope + angle, turning, TURN, TOKENS)
+        q, scale = _quantise(value, UE8M0)
+        acc += tl.dot(w, tl.permute(q, (0, 2, 1))) * (scale * w_scale[:, None])[:, None, :]
+    acc = tl.sum(acc, 0)
+    squares = tl.sum(squares, 0)
 
     result = token[None, :] * (GROUPS * COLUMNS) + row[:, None]
     if SPLITS > 1:
@@ -199,22 +206,22 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(tokens: int, rows: int, depth: int, sms: int, turn: int = 2) -> Plan:
+def plan(tokens: int, rows: int, depth: int, sms: int, unit: int = 1) -> Plan:
     """Choose the blocks from the shapes.
 
     Args:
         tokens: of the call.
         rows, depth: of the weight, all groups together.
         sms: streaming multiprocessors.
-        turn: blocks of 128 columns a turn, where they divide K.
+        unit: blocks of 128 columns that a turn must keep together.
     """
-    block = 64 if rows >= 64 * sms * 3 // 4 else 32
-    splits = 1
     blocks = depth // BLOCK
-    turn = math.gcd(turn, blocks)
-    while rows // block * splits * 2 <= 2 * sms and blocks % (2 * splits * turn) == 0 and blocks >= 16 * splits:
+    turn = next(n for n in (8, 4, 2, 1) if blocks % n == 0 and n % unit == 0)
+    splits = 1
+    while rows // 64 * splits * 2 <= 2 * sms and blocks % (2 * splits * turn) == 0:
         splits *= 2
-    return Plan(block, splits, min(64, max(8, triton.next_power_of_2(tokens))), turn, 4, 3)
+    padded = min(16, max(8, triton.next_power_of_2(tokens)))
+    return Plan(64, splits, padded, turn, max(4, turn), 2)
 
 
 def fp8_block_linear(

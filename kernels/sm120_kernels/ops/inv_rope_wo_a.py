@@ -17,8 +17,8 @@ ROPE_DIM = kv_layout.ROPE_DIM
 
 
 def plan(tokens: int, rows: int, depth: int, sms: int) -> Plan:
-    """`fp8_block_linear.plan`, with a head's four blocks of columns a turn."""
-    return fp8_block_linear.plan(tokens, rows, depth, sms, turn=HEAD_DIM // BLOCK)
+    """`fp8_block_linear.plan`, with whole heads, four blocks of columns each, a turn."""
+    return fp8_block_linear.plan(tokens, rows, depth, sms, unit=HEAD_DIM // BLOCK)
 
 
 def inv_rope_wo_a(
@@ -46,7 +46,7 @@ def inv_rope_wo_a(
             float8_e8m0fnu or uint8 (2 ** (byte - 127)).
         ue8m0: activation scales are powers of two.
         out: [rows, groups * N] bfloat16, contiguous; allocated when None.
-        chosen: cut the call this way, not as `plan` says; its turn must be 4.
+        chosen: cut the call this way, not as `plan` says; its turn must be a multiple of 4.
 
     Returns:
         y, bfloat16 [rows, groups * N]: what wo_b takes.

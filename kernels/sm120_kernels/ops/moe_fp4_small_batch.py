@@ -26,6 +26,8 @@ MAX_TOKENS = 64
 MAX_TOP_K = 8
 BLOCK = 128
 E4M3_MAX = tl.constexpr(448.0)
+# Blocks of columns, one a warp, that a turn of the dense and of the gate and up products takes.
+BATCHES = tl.constexpr(4)
 # E2M1 in bf16 lacks a factor 2 ** 126: half of it goes into the scales and half into the sum, so that neither leaves
 # bf16's range. E2M1 in e4m3 lacks 2 ** 6, e4m3 in bf16 2 ** 120, likewise in two halves.
 SCALE_SHIFT = tl.constexpr(64)
@@ -85,6 +87,18 @@ def _quantise(x):
 
 
 @triton.jit
+def _factor(scale, GROUP: tl.constexpr):
+    """Scales as factors of values of e2m1_to_bf16."""
+    if GROUP == 32:
+        factor = power_of_two(scale.to(tl.int32) + SCALE_SHIFT)
+    elif INTERPRETED:
+        factor = scale.to(tl.float32) * SCALE_FACTOR
+    else:
+        factor = (scale.to(tl.float32) * SCALE_FACTOR).to(tl.bfloat16)
+    return factor
+
+
+@triton.jit
 def _fp4_product(
     acc,
     weights,
@@ -116,12 +130,7 @@ def _fp4_product(
     else:
         low, high = e2m1_to_bf16(packed)
         even, odd = halves(tl.load(inputs, mask=present[None, :], other=0))
-        if GROUP == 32:
-            factor = power_of_two(scale.to(tl.int32) + SCALE_SHIFT)
-        elif INTERPRETED:
-            factor = scale.to(tl.float32) * SCALE_FACTOR
-        else:
-            factor = (scale.to(tl.float32) * SCALE_FACTOR).to(tl.bfloat16)
+        factor = _factor(scale, GROUP)
         factor = tl.broadcast_to(factor[:, :, None], (ROWS, DEPTH // GROUP, GROUP // 2)).reshape(ROWS, DEPTH // 2)
         acc = tl.dot(low * factor, even, acc)
         acc = tl.dot(high * factor, odd, acc)
@@ -129,14 +138,62 @@ def _fp4_product(
 
 
 @triton.jit
-def _fp8_product(weights, scales, inputs, present):
-    """W x over one 128-column block; scales points to each row's scale."""
-    w = e4m3_to_bf16(tl.load(weights))
-    factor = scale_value(tl.load(scales)) * DENSE_FACTOR
-    x = tl.load(inputs, mask=present[None, :], other=0.0)
-    if INTERPRETED:
-        x = x.to(tl.float32)
-    return tl.dot(w, x) * DENSE_FACTOR * factor[:, None]
+def _fp4_batches(
+    acc,
+    weights,
+    scales,
+    inputs,
+    present,
+    ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """As _fp4_product, for BATCHES blocks of DEPTH columns at once, whose sums stay apart in acc.
+
+    A warp takes all rows of its blocks: the sums of its row tiles do not wait for each other, and it reads no other
+    columns of x. Shapes as there, with BATCHES before them.
+    """
+    low, high = e2m1_to_bf16(tl.load(weights))
+    factor = _factor(tl.load(scales), GROUP)
+    factor = tl.broadcast_to(factor[:, :, :, None], (BATCHES, ROWS, DEPTH // GROUP, GROUP // 2))
+    factor = factor.reshape(BATCHES, ROWS, DEPTH // 2)
+    even, odd = halves(tl.load(inputs, mask=present[None, None, :], other=0))
+    acc = tl.dot(low * factor, even, acc)
+    return tl.dot(high * factor, odd, acc)
+
+
+@triton.jit
+def _shared_product(
+    weights,
+    scales,
+    inputs,
+    row,
+    present,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """W x over COLUMNS columns of FP8 rows `row` [ROWS]; a warp takes DEPTH of the BATCHES * DEPTH columns a turn.
+
+    inputs is [TOKENS] pointers to rows of x, bf16.
+    """
+    batch = tl.arange(0, BATCHES)
+    k = tl.arange(0, DEPTH)
+    weights += row[None, :, None] * COLUMNS + (batch * DEPTH)[:, None, None] + k[None, None, :]
+    scales += (row // 128 * (COLUMNS // 128))[None, :]
+    inputs = inputs[None, None, :] + (batch * DEPTH)[:, None, None] + k[None, :, None]
+    acc = tl.zeros((BATCHES, ROWS, TOKENS), tl.float32)
+    for turn in tl.range(0, COLUMNS // (BATCHES * DEPTH), num_stages=STAGES):
+        first = turn * (BATCHES * DEPTH)
+        w = e4m3_to_bf16(tl.load(weights + first))
+        factor = scale_value(tl.load(scales + ((first + batch * DEPTH) // 128)[:, None]))
+        x = tl.load(inputs + first, mask=present[None, None, :], other=0.0)
+        if INTERPRETED:
+            x = x.to(tl.float32)
+        acc += tl.dot(w, x) * (factor * DENSE_FACTOR)[:, :, None]
+    return tl.sum(acc, 0) * DENSE_FACTOR
 
 
 @triton.jit
@@ -173,6 +230,7 @@ def _gate_up_kernel(
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     SHARED_TOKENS: tl.constexpr,
+    SHARED_DEPTH: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -191,17 +249,20 @@ def _gate_up_kernel(
     if program < shared_programs:
         tile = program
         row = _gate_up_rows(tile, INTERMEDIATE, ROWS)
-        k = tl.arange(0, 128)
-        weights = shared_w13 + row[:, None] * HIDDEN + k[None, :]
-        scales = shared_scale + row // 128 * (HIDDEN // 128)
         for begin in range(0, tokens, SHARED_TOKENS):
             token = begin + tl.arange(0, SHARED_TOKENS)
-            inputs = x.to(tl.pointer_type(tl.bfloat16)) + token[None, :] * HIDDEN + k[:, None]
-            shared_acc = tl.zeros((ROWS, SHARED_TOKENS), tl.float32)
-            for block in tl.range(0, HIDDEN // 128, num_stages=STAGES):
-                shared_acc += _fp8_product(
-                    weights + block * 128, scales + block, inputs + block * 128, token < tokens
-                )
+            shared_acc = _shared_product(
+                shared_w13,
+                shared_scale,
+                x.to(tl.pointer_type(tl.bfloat16)) + token * HIDDEN,
+                row,
+                token < tokens,
+                HIDDEN,
+                ROWS,
+                SHARED_TOKENS,
+                SHARED_DEPTH,
+                STAGES,
+            )
             value = _swiglu(shared_acc, limit, ROWS, SHARED_TOKENS)
             place = (routes + token)[None, :] * INTERMEDIATE + (tile * (ROWS // 2) + column)[:, None]
             tl.store(result + place, to_bf16(value), mask=(token < tokens)[None, :])
@@ -212,10 +273,10 @@ def _gate_up_kernel(
     if not first:
         return
     row = _gate_up_rows(tile, INTERMEDIATE, ROWS)
-    weights = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 2)) + row[:, None] * (HIDDEN // 2)
-    weights += tl.arange(0, DEPTH // 2)[None, :]
-    scales = w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // GROUP)) + row[:, None] * (HIDDEN // GROUP)
-    scales += tl.arange(0, DEPTH // GROUP)[None, :]
+    row_weights = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 2)) + row * (HIDDEN // 2)
+    row_scales = w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // GROUP)) + row * (HIDDEN // GROUP)
+    half = tl.arange(0, DEPTH // 2)
+    group = tl.arange(0, DEPTH // GROUP)
     factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
     if GROUP == 16:
         factor *= tl.load(w13_global + expert)
@@ -223,20 +284,41 @@ def _gate_up_kernel(
         member = _members(same, rank, begin, ROUTES, TOKENS)
         present = member >= 0
         inputs = _input_pointers(x, member // top_k, HIDDEN, DEPTH, FP8)
-        acc = tl.zeros((ROWS, TOKENS), tl.float32)
-        for step in tl.range(0, HIDDEN // DEPTH, num_stages=STAGES):
-            acc = _fp4_product(
-                acc,
-                weights + step * (DEPTH // 2),
-                scales + step * (DEPTH // GROUP),
-                inputs + step * (DEPTH if FP8 else DEPTH // 2),
-                present,
-                ROWS,
-                TOKENS,
-                DEPTH,
-                GROUP,
-                FP8,
-            )
+        if FP8:
+            acc = tl.zeros((ROWS, TOKENS), tl.float32)
+            weights = row_weights[:, None] + half[None, :]
+            scales = row_scales[:, None] + group[None, :]
+            for step in tl.range(0, HIDDEN // DEPTH, num_stages=STAGES):
+                acc = _fp4_product(
+                    acc,
+                    weights + step * (DEPTH // 2),
+                    scales + step * (DEPTH // GROUP),
+                    inputs + step * DEPTH,
+                    present,
+                    ROWS,
+                    TOKENS,
+                    DEPTH,
+                    GROUP,
+                    FP8,
+                )
+        else:
+            batch = tl.arange(0, BATCHES)[:, None, None]
+            sums = tl.zeros((BATCHES, ROWS, TOKENS), tl.float32)
+            weights = row_weights[None, :, None] + batch * (DEPTH // 2) + half[None, None, :]
+            scales = row_scales[None, :, None] + batch * (DEPTH // GROUP) + group[None, None, :]
+            pairs = inputs[None, :, :] + batch * (DEPTH // 2)
+            for step in tl.range(0, HIDDEN // (DEPTH * BATCHES), num_stages=STAGES):
+                sums = _fp4_batches(
+                    sums,
+                    weights + step * (BATCHES * (DEPTH // 2)),
+                    scales + step * (BATCHES * (DEPTH // GROUP)),
+                    pairs + step * (BATCHES * (DEPTH // 2)),
+                    present,
+                    ROWS,
+                    DEPTH,
+                    GROUP,
+                )
+            acc = tl.sum(sums, 0)
         value = _swiglu(acc * factor, limit, ROWS, TOKENS)
         place = member[None, :] * INTERMEDIATE + (tile * (ROWS // 2) + column)[:, None]
         tl.store(result + place, to_bf16(value), mask=present[None, :])
@@ -265,6 +347,7 @@ def _down_kernel(
     BLOCKS: tl.constexpr,
     TOKENS: tl.constexpr,
     SHARED_TOKENS: tl.constexpr,
+    SHARED_DEPTH: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -280,21 +363,22 @@ def _down_kernel(
         if PDL:
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
-        k = tl.arange(0, 128)
         for begin in range(0, tokens, SHARED_TOKENS):
             token = begin + tl.arange(0, SHARED_TOKENS)
-            inputs = activations.to(tl.pointer_type(tl.bfloat16))
-            inputs += (routes + token)[None, :] * INTERMEDIATE + k[:, None]
-            for block in tl.range(0, BLOCKS, num_stages=STAGES):
+            for block in range(0, BLOCKS):
                 row = (program * BLOCKS + block) * ROWS + r
-                shared_acc = tl.zeros((ROWS, SHARED_TOKENS), tl.float32)
-                for b in tl.static_range(INTERMEDIATE // 128):
-                    shared_acc += _fp8_product(
-                        shared_w2 + row[:, None] * INTERMEDIATE + (k + b * 128)[None, :],
-                        shared_scale + row // 128 * (INTERMEDIATE // 128) + b,
-                        inputs + b * 128,
-                        token < tokens,
-                    )
+                shared_acc = _shared_product(
+                    shared_w2,
+                    shared_scale,
+                    activations.to(tl.pointer_type(tl.bfloat16)) + (routes + token) * INTERMEDIATE,
+                    row,
+                    token < tokens,
+                    INTERMEDIATE,
+                    ROWS,
+                    SHARED_TOKENS,
+                    SHARED_DEPTH,
+                    STAGES,
+                )
                 place = (routes + token)[None, :] * HIDDEN + row[:, None]
                 tl.store(products + place, shared_acc, mask=(token < tokens)[None, :])
         return
@@ -375,18 +459,27 @@ def _sum_kernel(
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Blocks of one product: `rows` weight rows and `depth` columns a turn, `blocks` of them one after another."""
+    """Blocks of one product.
+
+    Attributes:
+        rows: weight rows a program takes at once.
+        depth: columns a turn of the loop takes; of gate and up with bf16 activations, a warp of the four takes in a turn.
+        warps, stages: of the launch.
+        blocks: blocks of rows a program takes one after another.
+        registers: most registers a thread, None for the compiler's choice.
+    """
 
     rows: int
     depth: int
     warps: int
     stages: int
     blocks: int = 1
+    registers: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How the two products are cut, and the tokens a product takes at once."""
+    """How the two products are cut, and the tokens they take at once, of an expert's and of the shared expert's."""
 
     gate_up: Cut
     down: Cut
@@ -394,23 +487,28 @@ class Plan:
     shared_tokens: int = 16
 
 
-def plan(tokens: int, hidden: int, intermediate: int) -> Plan:
+def plan(tokens: int, hidden: int, intermediate: int, fp8_activations: bool = False) -> Plan:
     """Choose the blocks from the shapes.
 
     Args:
         tokens: of the call.
         hidden, intermediate: columns of x and of an expert's activations.
+        fp8_activations: as the op's.
     """
-    depth = min(256, hidden)
     rows = 64 if tokens > 2 else 32
     blocks = 8 if tokens > 8 else 4 if tokens > 2 else 1
     while hidden % (64 * blocks):
         blocks //= 2
     return Plan(
-        Cut(rows=rows, depth=depth, warps=rows // 16, stages=4),
+        Cut(rows=rows, depth=256 if fp8_activations else 64, warps=4, stages=3),
         Cut(rows=64, depth=math.gcd(intermediate, 512), warps=4, stages=2, blocks=blocks),
         shared_tokens=16 if tokens > 8 else 8,
     )
+
+
+def shared_depth(rows: int) -> int:
+    """Columns of the shared expert's weights that a warp takes in a turn: 8 KiB of weights a turn."""
+    return max(16, 2048 // rows)
 
 
 SUM_COLUMNS = 1024
@@ -503,7 +601,7 @@ def moe_fp4_small_batch(
         return out
     if check:
         _check_ids(topk_ids, experts)
-    chosen = chosen or plan(tokens, hidden, intermediate)
+    chosen = chosen or plan(tokens, hidden, intermediate, fp8_activations)
     routes = tokens * top_k
     rows = routes + tokens if shared else routes
     activations = x.new_empty((rows, intermediate))
@@ -542,9 +640,11 @@ def moe_fp4_small_batch(
         tiles * shared,
         ROWS=up.rows,
         DEPTH=up.depth,
+        SHARED_DEPTH=shared_depth(up.rows),
         STAGES=up.stages,
         num_warps=up.warps,
         num_stages=up.stages,
+        maxnreg=up.registers,
         **constants,
         **launch,
     )
@@ -565,9 +665,11 @@ def moe_fp4_small_batch(
         ROWS=down.rows,
         BLOCKS=down.blocks,
         DEPTH=down.depth,
+        SHARED_DEPTH=shared_depth(down.rows),
         STAGES=down.stages,
         num_warps=down.warps,
         num_stages=down.stages,
+        maxnreg=down.registers,
         **constants,
         **launch,
     )
@@ -687,8 +789,8 @@ def compile_cases() -> Iterator[CompileCase]:
         **dict.fromkeys(("shared_w13", "shared_w2"), "*fp8e4nv:16"),
     }
     for tokens in (1, 16, 64):
-        chosen = plan(tokens, hidden, intermediate)
         for kind, group, fp8 in (("MXFP4", 32, False), ("NVFP4", 16, False), ("MXFP4 x MXFP8", 32, True)):
+            chosen = plan(tokens, hidden, intermediate, fp8)
             scale = dict.fromkeys(("w13_scale", "w2_scale"), "*fp8e4nv:16" if group == 16 else "*u8:16")
             for name, kernel, cut in (
                 ("gate and up", _gate_up_kernel, chosen.gate_up),
@@ -708,6 +810,7 @@ def compile_cases() -> Iterator[CompileCase]:
                         "ROWS": cut.rows,
                         **({"BLOCKS": cut.blocks} if kernel is _down_kernel else {}),
                         "DEPTH": cut.depth,
+                        "SHARED_DEPTH": shared_depth(cut.rows),
                         "STAGES": cut.stages,
                         "TOKENS": chosen.tokens,
                         "SHARED_TOKENS": chosen.shared_tokens,
@@ -716,7 +819,7 @@ def compile_cases() -> Iterator[CompileCase]:
                     num_warps=cut.warps,
                     num_stages=cut.stages,
                     uses_mma=True,
-                    options={"launch_pdl": True},
+                    options={"launch_pdl": True, "maxnreg": cut.registers},
                 )
     yield CompileCase(
         op="moe_fp4_small_batch",
