@@ -104,7 +104,9 @@ def row(name: str, make: Callable[..., Callable[[], object]], shape: dict[str, A
         text = f"error {float((result.double() - exact).norm() / exact.norm()):.1e}, "
         text += f"{sets[0]['topk_ids'].unique().numel()} experts hit"
     except Exception as error:  # the torch path may run out of memory; the table must still come out
-        return timing.Row("moe_fp4_small_batch", shape, name, None, note=f"{type(error).__name__}: {error}"[:200], **count)
+        return timing.Row(
+            "moe_fp4_small_batch", shape, name, None, note=f"{type(error).__name__}: {error}"[:200], **count
+        )
     return timing.measure("moe_fp4_small_batch", shape, name, calls, note=text, **count)
 
 

@@ -6,6 +6,8 @@ import functools
 
 import torch
 
+SM_120_SHARED_BYTES = 101_376
+
 
 def require(tensor: torch.Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """Refuse a tensor that is not contiguous, of `dtype` and of `shape`.
@@ -105,3 +107,11 @@ def capability(device: torch.device) -> tuple[int, int]:
 def has_dependent_launch(device: torch.device) -> bool:
     """Whether a kernel may start while the one before it runs (programmatic dependent launch)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def shared_bytes(device: torch.device) -> int:
+    """Bytes of shared memory a block may use; those of sm_120 for the CPU."""
+    if device.type != "cuda":
+        return SM_120_SHARED_BYTES
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import fp8_block_linear as benchmark
+from sm120_kernels.checks import shared_bytes, sm_count
 from sm120_kernels.ops.fp8_block_linear import fp8_block_linear, plan
 from sm120_kernels.ops.inv_rope_wo_a import inv_rope_wo_a
 from sm120_kernels.reference import fp8_block_linear as reference
@@ -35,9 +36,7 @@ def test_residual_norm_and_ue8m0_scales_equal_float64(tokens: int, residual: boo
     for columns, depth in ((8192, 1024), (1536, 4096)):
         generator = torch.Generator("cuda").manual_seed(tokens)
         call = benchmark.inputs(tokens, columns, depth, seed=tokens)
-        call["weight"], call["weight_scale"] = reference.random_weight(
-            columns, depth, generator=generator, ue8m0=ue8m0
-        )
+        call["weight"], call["weight_scale"] = reference.random_weight(columns, depth, generator=generator, ue8m0=ue8m0)
         call["norm_weight"] = (torch.rand(depth, generator=generator, device="cuda") + 0.5).bfloat16()
         if residual:
             call["residual"] = torch.randn(tokens, depth, generator=generator, device="cuda").bfloat16()
@@ -56,7 +55,8 @@ def test_wo_a_equals_float64(tokens: int, ue8m0: bool) -> None:
 
 def test_a_row_alone_has_the_bits_of_the_row_in_a_batch_when_cut_alike() -> None:
     call = benchmark.inputs(64, 1536, 4096)
-    cut = plan(64, 1536, 4096, torch.cuda.get_device_properties(0).multi_processor_count)
+    device = torch.device("cuda", 0)
+    cut = plan(64, 1536, 4096, sm_count(device), shared_bytes(device))
     together = fp8_block_linear(**call, chosen=cut)
     for row in (0, 31, 63):
         alone = fp8_block_linear(**call | {"x": call["x"][row : row + 1]})

@@ -47,9 +47,10 @@ def test_without_a_shared_expert_equals_float64(layer: dict[str, Any]) -> None:
 def test_large_inputs_meet_the_clamp(layer: dict[str, Any]) -> None:
     call = layer | benchmark.tokens_of(4)
     call["x"] *= 30
-    assert error(
-        moe_fp4_small_batch(**call), reference.moe_fp4_small_batch(**call | {"swiglu_limit": float("inf")})
-    ) > 1e-1
+    assert (
+        error(moe_fp4_small_batch(**call), reference.moe_fp4_small_batch(**call | {"swiglu_limit": float("inf")}))
+        > 1e-1
+    )
     compare(call)
 
 

@@ -44,9 +44,7 @@ def routings(draw: st.DrawFn) -> list[list[int]]:
 @given(ids=routings(), nvfp4=st.booleans(), shared=st.booleans(), seed=st.integers(0, 2**31))
 @example(ids=[[0]] * 17, nvfp4=False, shared=True, seed=0)
 @example(ids=[[-1, -1]], nvfp4=True, shared=False, seed=0)
-def test_any_routing_equals_the_float64_reference(
-    ids: list[list[int]], nvfp4: bool, shared: bool, seed: int
-) -> None:
+def test_any_routing_equals_the_float64_reference(ids: list[list[int]], nvfp4: bool, shared: bool, seed: int) -> None:
     call = arguments(ids, nvfp4, shared, seed)
     out = torch.full((len(ids), HIDDEN), torch.nan, dtype=torch.bfloat16)
     moe_fp4_small_batch(**call, out=out, check=True)

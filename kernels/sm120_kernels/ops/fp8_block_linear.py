@@ -16,47 +16,45 @@ import torch
 import triton
 import triton.language as tl
 
-from sm120_kernels.aot import CompileCase
+from sm120_kernels.aot import LIMITS, CompileCase
 from sm120_kernels.checks import (
     has_dependent_launch,
     require,
     require_block_scale,
     require_device,
     require_rows,
+    shared_bytes,
     sm_count,
 )
-from sm120_kernels.interpret import INTERPRETED, to_bf16, to_e4m3
+from sm120_kernels.interpret import to_bf16, to_e4m3
 from sm120_kernels.unpack import scale_value
 
 BLOCK = 128
 E4M3_MAX = tl.constexpr(448.0)
 SMALLEST_MAXIMUM = tl.constexpr(1e-10)
 MAX_TILES = 65536
+STAGES = 3
+SPARE_BYTES = 4096
 
 
 @triton.jit
-def _quantise(value, UE8M0: tl.constexpr):
-    """e4m3 of value [BLOCKS, TOKENS, 128] fp32 with a scale for each 128, and the fp32 scales [BLOCKS, TOKENS]."""
-    scale = tl.maximum(tl.max(tl.abs(value), 2), SMALLEST_MAXIMUM) / E4M3_MAX
+def quantise(value, UE8M0: tl.constexpr):
+    """e4m3 of each row of value [ROWS, COLUMNS] fp32, and its fp32 scale [ROWS]."""
+    scale = tl.maximum(tl.max(tl.abs(value), 1), SMALLEST_MAXIMUM) / E4M3_MAX
     if UE8M0:
         exponent = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) >> 23
         scale = (exponent << 23).to(tl.float32, bitcast=True)
         inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
     else:
         inverse = 1.0 / scale
-    return to_e4m3(value * inverse[:, :, None]), scale
+    return to_e4m3(value * inverse[:, None]), scale
 
 
 @triton.jit
-def _turn_back(value, angle, turning, TURN: tl.constexpr, TOKENS: tl.constexpr):
-    """value [TURN, TOKENS, 128] with pairs of columns (a, b), read as a + bi, times cos - i sin where turning.
-
-    angle is pointers [TURN, TOKENS, 64] to cosines, each followed by its sine.
-    """
-    cos = tl.load(angle, mask=turning, other=1.0)
-    sin = tl.load(angle + 1, mask=turning, other=0.0)
-    a, b = tl.split(value.reshape(TURN, TOKENS, 64, 2))
-    return tl.join(a * cos + b * sin, b * cos - a * sin).reshape(TURN, TOKENS, 128)
+def _turn_back(value, cos, sin, TOKENS: tl.constexpr):
+    """value [TOKENS, 128] with each pair of columns (a, b), read as a + bi, times cos - i sin."""
+    a, b = tl.split(value.reshape(TOKENS, 64, 2))
+    return tl.join(a * cos + b * sin, b * cos - a * sin).reshape(TOKENS, 128)
 
 
 @triton.jit
@@ -101,9 +99,9 @@ def linear_kernel(
 ):
     """out of ROWS of weight's GROUPS * COLUMNS rows, over one of SPLITS shares of DEPTH, for TOKENS tokens.
 
-    The grid is (blocks of ROWS rows, SPLITS, blocks of TOKENS tokens). The rows of group g multiply the DEPTH columns of
-    x from g * DEPTH on. A turn of the loop takes TURN blocks of 128 columns; with ROPE whole heads, whose last 64 columns
-    are turned back.
+    The grid is (blocks of ROWS rows, SPLITS, blocks of TOKENS tokens). The rows of group g multiply the DEPTH columns
+    of x from g * DEPTH on. A turn of the loop takes TURN blocks of 128 columns; with ROPE four, a head, whose last 64
+    columns are turned back.
     """
     SHARE: tl.constexpr = DEPTH // 128 // SPLITS
     tile = tl.program_id(0)
@@ -119,41 +117,39 @@ def linear_kernel(
             _prefetch(row_start[:, None] + tl.arange(0, SHARE)[None, :] * 128)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    # Blocks of 128 columns are a batch of products, each with its scales; a warp takes TURN / warps of them.
-    batch = tl.arange(0, TURN)
-    weights = row_start[None, :, None] + (batch * 128)[:, None, None] + k[None, None, :]
-    weight_scales = weight_scale + tile * ROWS // 128 * (DEPTH // 128) + split * SHARE + batch
-    first = split * (SHARE * 128) + batch[:, None, None] * 128 + k[None, None, :]
-    inputs = x + token[None, :, None] * x_stride + tile * ROWS // COLUMNS * DEPTH + first
-    wanted = present[None, :, None]
+    weights = row_start[:, None] + k[None, :]
+    weight_scale += tile * ROWS // 128 * (DEPTH // 128) + split * SHARE
+    first = split * (SHARE * 128) + k
+    inputs = x + token[:, None] * x_stride + (tile * ROWS // COLUMNS * DEPTH + first)[None, :]
     if RESIDUAL:
-        added = residual + token[None, :, None] * residual_stride + first
-        sums = residual_out + token[None, :, None] * DEPTH + first
+        added = residual + token[:, None] * residual_stride + first[None, :]
+        sums = residual_out + token[:, None] * DEPTH + first[None, :]
     if ROPE:
-        # The last 64 of a head's 512 columns are the second half of its fourth block.
         pair = tl.arange(0, 64) - 32
-        angle = tl.load(positions + token, mask=present, other=0)[None, :, None] * 64 + 2 * pair[None, None, :]
-        turning = wanted & (batch % 4 == 3)[:, None, None] & (pair >= 0)[None, None, :]
+        angle = rope + tl.load(positions + token, mask=present, other=0)[:, None] * 64 + 2 * pair[None, :]
+        turning = present[:, None] & (pair >= 0)[None, :]
+        cos = tl.load(angle, mask=turning, other=1.0)
+        sin = tl.load(angle + 1, mask=turning, other=0.0)
 
-    acc = tl.zeros((TURN, ROWS, TOKENS), tl.float32)
-    squares = tl.zeros((TURN, TOKENS), tl.float32)
+    acc = tl.zeros((ROWS, TOKENS), tl.float32)
+    squares = tl.zeros((TOKENS,), tl.float32)
     for turn in tl.range(0, SHARE // TURN, num_stages=STAGES):
-        w = tl.load(weights + turn * (TURN * 128))
-        w_scale = scale_value(tl.load(weight_scales + turn * TURN))
-        value = tl.load(inputs + turn * (TURN * 128), mask=wanted, other=0.0).to(tl.float32)
-        if RESIDUAL:
-            value += tl.load(added + turn * (TURN * 128), mask=wanted, other=0.0).to(tl.float32)
-            if tile == 0:
-                tl.store(sums + turn * (TURN * 128), to_bf16(value), mask=wanted)
-        if NORM:
-            squares += tl.sum(value * value, 2)
-            value *= tl.load(norm_weight + first + turn * (TURN * 128)).to(tl.float32)
-        if ROPE:
-            value = _turn_back(value, rope + angle, turning, TURN, TOKENS)
-        q, scale = _quantise(value, UE8M0)
-        acc += tl.dot(w, tl.permute(q, (0, 2, 1))) * (scale * w_scale[:, None])[:, None, :]
-    acc = tl.sum(acc, 0)
-    squares = tl.sum(squares, 0)
+        for part in tl.static_range(TURN):
+            block = turn * TURN + part
+            w = tl.load(weights + block * 128)
+            w_scale = scale_value(tl.load(weight_scale + block))
+            value = tl.load(inputs + block * 128, mask=present[:, None], other=0.0).to(tl.float32)
+            if RESIDUAL:
+                value += tl.load(added + block * 128, mask=present[:, None], other=0.0).to(tl.float32)
+                if tile == 0:
+                    tl.store(sums + block * 128, to_bf16(value), mask=present[:, None])
+            if NORM:
+                squares += tl.sum(value * value, 1)
+                value *= tl.load(norm_weight + first + block * 128).to(tl.float32)[None, :]
+            if ROPE and part == 3:
+                value = _turn_back(value, cos, sin, TOKENS)
+            q, scale = quantise(value, UE8M0)
+            acc += tl.dot(w, tl.trans(q)) * (scale * w_scale)[None, :]
 
     result = token[None, :] * (GROUPS * COLUMNS) + row[:, None]
     if SPLITS > 1:
@@ -170,9 +166,7 @@ def linear_kernel(
         acc = tl.zeros((ROWS, TOKENS), tl.float32)
         squares = tl.zeros((TOKENS,), tl.float32)
         for s in tl.static_range(SPLITS):
-            acc += tl.load(
-                partial + s * tokens * SIZE + result, mask=present[None, :], other=0.0, cache_modifier=".cg"
-            )
+            acc += tl.load(partial + s * tokens * SIZE + result, mask=present[None, :], other=0.0, cache_modifier=".cg")
             if NORM:
                 squares += tl.load(
                     partial_squares + (tile * SPLITS + s) * tokens + token,
@@ -206,22 +200,33 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(tokens: int, rows: int, depth: int, sms: int, unit: int = 1) -> Plan:
-    """Choose the blocks from the shapes.
+def plan(tokens: int, rows: int, depth: int, sms: int, shared: int, unit: int = 1, inputs: int = 1) -> Plan:
+    """Choose the blocks from the shapes; the choices are those of a sweep on an H200 (benchmarks/log.md).
 
     Args:
         tokens: of the call.
         rows, depth: of the weight, all groups together.
         sms: streaming multiprocessors.
+        shared: bytes of shared memory a program may use.
         unit: blocks of 128 columns that a turn must keep together.
+        inputs: activation tensors that are read: x, and the residual.
     """
     blocks = depth // BLOCK
-    turn = next(n for n in (8, 4, 2, 1) if blocks % n == 0 and n % unit == 0)
-    splits = 1
-    while rows // 64 * splits * 2 <= 2 * sms and blocks % (2 * splits * turn) == 0:
-        splits *= 2
-    padded = min(16, max(8, triton.next_power_of_2(tokens)))
-    return Plan(64, splits, padded, turn, max(4, turn), 2)
+    block_rows = 128 if rows // 128 >= 0.9 * sms and unit == 1 else 64
+    programs, splits = rows // block_rows, 1
+    if programs < 0.9 * sms:
+        while programs * splits < sms and blocks % (2 * splits * unit) == 0 and blocks // (2 * splits) >= 4:
+            splits *= 2
+    padded = min(32 if inputs * unit <= 4 else 16, max(8, triton.next_power_of_2(tokens)))
+    turn = max(unit, math.gcd(4 if splits > 1 and tokens > 8 else 2, blocks // splits))
+
+    def bytes_needed(turn: int, stages: int) -> int:
+        return turn * BLOCK * (block_rows + padded * (2 * inputs + 1)) * (stages - 1) + SPARE_BYTES
+
+    while turn > unit and bytes_needed(turn, STAGES) > shared:
+        turn //= 2
+    stages = STAGES if bytes_needed(turn, STAGES) <= shared else 2
+    return Plan(block_rows, splits, padded, turn, 4, stages)
 
 
 def fp8_block_linear(
@@ -296,7 +301,15 @@ def fp8_block_linear(
         out=out,
     )
     launch(
-        chosen or plan(tokens, columns, depth, sm_count(x.device)),
+        chosen
+        or plan(
+            tokens,
+            columns,
+            depth,
+            sm_count(x.device),
+            shared_bytes(x.device),
+            inputs=1 if residual is None else 2,
+        ),
         x,
         weight,
         weight_scale,
@@ -397,14 +410,17 @@ def compile_cases() -> Iterator[CompileCase]:
     seen = set()
     for columns, depth in shapes:
         for tokens in (1, 16, 64):
-            cut = plan(tokens, columns, depth, 188)
             for name, flags in PROLOGUES.items():
+                inputs = 2 if flags["RESIDUAL"] else 1
+                cut = plan(tokens, columns, depth, 188, LIMITS[120].shared_per_block, inputs=inputs)
                 if name == "plain" or (columns, depth) == (8192, 1024):
                     key = (cut, depth if flags["NORM"] else 0, name)
                     if key in seen:
                         continue
                     seen.add(key)
-                    yield linear_case("fp8_block_linear", f"{columns} x {depth}, {name}, {tokens} tokens", cut, columns, depth, flags)
+                    yield linear_case(
+                        "fp8_block_linear", f"{columns} x {depth}, {name}, {tokens} tokens", cut, columns, depth, flags
+                    )
 
 
 PROLOGUES: dict[str, dict[str, Any]] = {

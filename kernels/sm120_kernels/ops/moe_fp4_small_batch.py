@@ -26,8 +26,6 @@ MAX_TOKENS = 64
 MAX_TOP_K = 8
 BLOCK = 128
 E4M3_MAX = tl.constexpr(448.0)
-# Blocks of columns, one a warp, that a turn of the dense and of the gate and up products takes.
-BATCHES = tl.constexpr(4)
 # E2M1 in bf16 lacks a factor 2 ** 126: half of it goes into the scales and half into the sum, so that neither leaves
 # bf16's range. E2M1 in e4m3 lacks 2 ** 6, e4m3 in bf16 2 ** 120, likewise in two halves.
 SCALE_SHIFT = tl.constexpr(64)
@@ -87,18 +85,6 @@ def _quantise(x):
 
 
 @triton.jit
-def _factor(scale, GROUP: tl.constexpr):
-    """Scales as factors of values of e2m1_to_bf16."""
-    if GROUP == 32:
-        factor = power_of_two(scale.to(tl.int32) + SCALE_SHIFT)
-    elif INTERPRETED:
-        factor = scale.to(tl.float32) * SCALE_FACTOR
-    else:
-        factor = (scale.to(tl.float32) * SCALE_FACTOR).to(tl.bfloat16)
-    return factor
-
-
-@triton.jit
 def _fp4_product(
     acc,
     weights,
@@ -130,7 +116,12 @@ def _fp4_product(
     else:
         low, high = e2m1_to_bf16(packed)
         even, odd = halves(tl.load(inputs, mask=present[None, :], other=0))
-        factor = _factor(scale, GROUP)
+        if GROUP == 32:
+            factor = power_of_two(scale.to(tl.int32) + SCALE_SHIFT)
+        elif INTERPRETED:
+            factor = scale.to(tl.float32) * SCALE_FACTOR
+        else:
+            factor = (scale.to(tl.float32) * SCALE_FACTOR).to(tl.bfloat16)
         factor = tl.broadcast_to(factor[:, :, None], (ROWS, DEPTH // GROUP, GROUP // 2)).reshape(ROWS, DEPTH // 2)
         acc = tl.dot(low * factor, even, acc)
         acc = tl.dot(high * factor, odd, acc)
@@ -138,62 +129,14 @@ def _fp4_product(
 
 
 @triton.jit
-def _fp4_batches(
-    acc,
-    weights,
-    scales,
-    inputs,
-    present,
-    ROWS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    """As _fp4_product, for BATCHES blocks of DEPTH columns at once, whose sums stay apart in acc.
-
-    A warp takes all rows of its blocks: the sums of its row tiles do not wait for each other, and it reads no other
-    columns of x. Shapes as there, with BATCHES before them.
-    """
-    low, high = e2m1_to_bf16(tl.load(weights))
-    factor = _factor(tl.load(scales), GROUP)
-    factor = tl.broadcast_to(factor[:, :, :, None], (BATCHES, ROWS, DEPTH // GROUP, GROUP // 2))
-    factor = factor.reshape(BATCHES, ROWS, DEPTH // 2)
-    even, odd = halves(tl.load(inputs, mask=present[None, None, :], other=0))
-    acc = tl.dot(low * factor, even, acc)
-    return tl.dot(high * factor, odd, acc)
-
-
-@triton.jit
-def _shared_product(
-    weights,
-    scales,
-    inputs,
-    row,
-    present,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """W x over COLUMNS columns of FP8 rows `row` [ROWS]; a warp takes DEPTH of the BATCHES * DEPTH columns a turn.
-
-    inputs is [TOKENS] pointers to rows of x, bf16.
-    """
-    batch = tl.arange(0, BATCHES)
-    k = tl.arange(0, DEPTH)
-    weights += row[None, :, None] * COLUMNS + (batch * DEPTH)[:, None, None] + k[None, None, :]
-    scales += (row // 128 * (COLUMNS // 128))[None, :]
-    inputs = inputs[None, None, :] + (batch * DEPTH)[:, None, None] + k[None, :, None]
-    acc = tl.zeros((BATCHES, ROWS, TOKENS), tl.float32)
-    for turn in tl.range(0, COLUMNS // (BATCHES * DEPTH), num_stages=STAGES):
-        first = turn * (BATCHES * DEPTH)
-        w = e4m3_to_bf16(tl.load(weights + first))
-        factor = scale_value(tl.load(scales + ((first + batch * DEPTH) // 128)[:, None]))
-        x = tl.load(inputs + first, mask=present[None, None, :], other=0.0)
-        if INTERPRETED:
-            x = x.to(tl.float32)
-        acc += tl.dot(w, x) * (factor * DENSE_FACTOR)[:, :, None]
-    return tl.sum(acc, 0) * DENSE_FACTOR
+def _fp8_product(weights, scales, inputs, present):
+    """W x over one 128-column block; scales points to each row's scale."""
+    w = e4m3_to_bf16(tl.load(weights))
+    factor = scale_value(tl.load(scales)) * DENSE_FACTOR
+    x = tl.load(inputs, mask=present[None, :], other=0.0)
+    if INTERPRETED:
+        x = x.to(tl.float32)
+    return tl.dot(w, x) * DENSE_FACTOR * factor[:, None]
 
 
 @triton.jit
@@ -230,7 +173,6 @@ def _gate_up_kernel(
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     SHARED_TOKENS: tl.constexpr,
-    SHARED_DEPTH: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -249,20 +191,15 @@ def _gate_up_kernel(
     if program < shared_programs:
         tile = program
         row = _gate_up_rows(tile, INTERMEDIATE, ROWS)
+        k = tl.arange(0, 128)
+        weights = shared_w13 + row[:, None] * HIDDEN + k[None, :]
+        scales = shared_scale + row // 128 * (HIDDEN // 128)
         for begin in range(0, tokens, SHARED_TOKENS):
             token = begin + tl.arange(0, SHARED_TOKENS)
-            shared_acc = _shared_product(
-                shared_w13,
-                shared_scale,
-                x.to(tl.pointer_type(tl.bfloat16)) + token * HIDDEN,
-                row,
-                token < tokens,
-                HIDDEN,
-                ROWS,
-                SHARED_TOKENS,
-                SHARED_DEPTH,
-                STAGES,
-            )
+            inputs = x.to(tl.pointer_type(tl.bfloat16)) + token[None, :] * HIDDEN + k[:, None]
+            shared_acc = tl.zeros((ROWS, SHARED_TOKENS), tl.float32)
+            for block in tl.range(0, HIDDEN // 128, num_stages=STAGES):
+                shared_acc += _fp8_product(weights + block * 128, scales + block, inputs + block * 128, token < tokens)
             value = _swiglu(shared_acc, limit, ROWS, SHARED_TOKENS)
             place = (routes + token)[None, :] * INTERMEDIATE + (tile * (ROWS // 2) + column)[:, None]
             tl.store(result + place, to_bf16(value), mask=(token < tokens)[None, :])
@@ -273,10 +210,10 @@ def _gate_up_kernel(
     if not first:
         return
     row = _gate_up_rows(tile, INTERMEDIATE, ROWS)
-    row_weights = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 2)) + row * (HIDDEN // 2)
-    row_scales = w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // GROUP)) + row * (HIDDEN // GROUP)
-    half = tl.arange(0, DEPTH // 2)
-    group = tl.arange(0, DEPTH // GROUP)
+    weights = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 2)) + row[:, None] * (HIDDEN // 2)
+    weights += tl.arange(0, DEPTH // 2)[None, :]
+    scales = w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // GROUP)) + row[:, None] * (HIDDEN // GROUP)
+    scales += tl.arange(0, DEPTH // GROUP)[None, :]
     factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
     if GROUP == 16:
         factor *= tl.load(w13_global + expert)
@@ -284,41 +221,20 @@ def _gate_up_kernel(
         member = _members(same, rank, begin, ROUTES, TOKENS)
         present = member >= 0
         inputs = _input_pointers(x, member // top_k, HIDDEN, DEPTH, FP8)
-        if FP8:
-            acc = tl.zeros((ROWS, TOKENS), tl.float32)
-            weights = row_weights[:, None] + half[None, :]
-            scales = row_scales[:, None] + group[None, :]
-            for step in tl.range(0, HIDDEN // DEPTH, num_stages=STAGES):
-                acc = _fp4_product(
-                    acc,
-                    weights + step * (DEPTH // 2),
-                    scales + step * (DEPTH // GROUP),
-                    inputs + step * DEPTH,
-                    present,
-                    ROWS,
-                    TOKENS,
-                    DEPTH,
-                    GROUP,
-                    FP8,
-                )
-        else:
-            batch = tl.arange(0, BATCHES)[:, None, None]
-            sums = tl.zeros((BATCHES, ROWS, TOKENS), tl.float32)
-            weights = row_weights[None, :, None] + batch * (DEPTH // 2) + half[None, None, :]
-            scales = row_scales[None, :, None] + batch * (DEPTH // GROUP) + group[None, None, :]
-            pairs = inputs[None, :, :] + batch * (DEPTH // 2)
-            for step in tl.range(0, HIDDEN // (DEPTH * BATCHES), num_stages=STAGES):
-                sums = _fp4_batches(
-                    sums,
-                    weights + step * (BATCHES * (DEPTH // 2)),
-                    scales + step * (BATCHES * (DEPTH // GROUP)),
-                    pairs + step * (BATCHES * (DEPTH // 2)),
-                    present,
-                    ROWS,
-                    DEPTH,
-                    GROUP,
-                )
-            acc = tl.sum(sums, 0)
+        acc = tl.zeros((ROWS, TOKENS), tl.float32)
+        for step in tl.range(0, HIDDEN // DEPTH, num_stages=STAGES):
+            acc = _fp4_product(
+                acc,
+                weights + step * (DEPTH // 2),
+                scales + step * (DEPTH // GROUP),
+                inputs + step * (DEPTH if FP8 else DEPTH // 2),
+                present,
+                ROWS,
+                TOKENS,
+                DEPTH,
+                GROUP,
+                FP8,
+            )
         value = _swiglu(acc * factor, limit, ROWS, TOKENS)
         place = member[None, :] * INTERMEDIATE + (tile * (ROWS // 2) + column)[:, None]
         tl.store(result + place, to_bf16(value), mask=present[None, :])
@@ -347,7 +263,6 @@ def _down_kernel(
     BLOCKS: tl.constexpr,
     TOKENS: tl.constexpr,
     SHARED_TOKENS: tl.constexpr,
-    SHARED_DEPTH: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -363,22 +278,21 @@ def _down_kernel(
         if PDL:
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
+        k = tl.arange(0, 128)
         for begin in range(0, tokens, SHARED_TOKENS):
             token = begin + tl.arange(0, SHARED_TOKENS)
-            for block in range(0, BLOCKS):
+            inputs = activations.to(tl.pointer_type(tl.bfloat16))
+            inputs += (routes + token)[None, :] * INTERMEDIATE + k[:, None]
+            for block in tl.range(0, BLOCKS, num_stages=STAGES):
                 row = (program * BLOCKS + block) * ROWS + r
-                shared_acc = _shared_product(
-                    shared_w2,
-                    shared_scale,
-                    activations.to(tl.pointer_type(tl.bfloat16)) + (routes + token) * INTERMEDIATE,
-                    row,
-                    token < tokens,
-                    INTERMEDIATE,
-                    ROWS,
-                    SHARED_TOKENS,
-                    SHARED_DEPTH,
-                    STAGES,
-                )
+                shared_acc = tl.zeros((ROWS, SHARED_TOKENS), tl.float32)
+                for b in tl.static_range(INTERMEDIATE // 128):
+                    shared_acc += _fp8_product(
+                        shared_w2 + row[:, None] * INTERMEDIATE + (k + b * 128)[None, :],
+                        shared_scale + row // 128 * (INTERMEDIATE // 128) + b,
+                        inputs + b * 128,
+                        token < tokens,
+                    )
                 place = (routes + token)[None, :] * HIDDEN + row[:, None]
                 tl.store(products + place, shared_acc, mask=(token < tokens)[None, :])
         return
@@ -459,27 +373,18 @@ def _sum_kernel(
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Blocks of one product.
-
-    Attributes:
-        rows: weight rows a program takes at once.
-        depth: columns a turn of the loop takes; of gate and up with bf16 activations, a warp of the four takes in a turn.
-        warps, stages: of the launch.
-        blocks: blocks of rows a program takes one after another.
-        registers: most registers a thread, None for the compiler's choice.
-    """
+    """Blocks of one product: `rows` weight rows and `depth` columns a turn, `blocks` of them one after another."""
 
     rows: int
     depth: int
     warps: int
     stages: int
     blocks: int = 1
-    registers: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How the two products are cut, and the tokens they take at once, of an expert's and of the shared expert's."""
+    """How the two products are cut, and the tokens a product takes at once."""
 
     gate_up: Cut
     down: Cut
@@ -488,27 +393,27 @@ class Plan:
 
 
 def plan(tokens: int, hidden: int, intermediate: int, fp8_activations: bool = False) -> Plan:
-    """Choose the blocks from the shapes.
+    """Choose the blocks from the shapes; the choices are those of a sweep on an H200 (benchmarks/log.md).
 
     Args:
         tokens: of the call.
         hidden, intermediate: columns of x and of an expert's activations.
         fp8_activations: as the op's.
     """
-    rows = 64 if tokens > 2 else 32
     blocks = 8 if tokens > 8 else 4 if tokens > 2 else 1
     while hidden % (64 * blocks):
         blocks //= 2
+    if tokens > 8 and 2 * intermediate % 128 == 0 and not fp8_activations:
+        up = Cut(rows=128, depth=256, warps=4, stages=3)
+    elif tokens > 2:
+        up = Cut(rows=64, depth=256, warps=4, stages=4)
+    else:
+        up = Cut(rows=32, depth=256, warps=2, stages=4)
     return Plan(
-        Cut(rows=rows, depth=256 if fp8_activations else 64, warps=4, stages=3),
+        up,
         Cut(rows=64, depth=math.gcd(intermediate, 512), warps=4, stages=2, blocks=blocks),
         shared_tokens=16 if tokens > 8 else 8,
     )
-
-
-def shared_depth(rows: int) -> int:
-    """Columns of the shared expert's weights that a warp takes in a turn: 8 KiB of weights a turn."""
-    return max(16, 2048 // rows)
 
 
 SUM_COLUMNS = 1024
@@ -546,8 +451,8 @@ def moe_fp4_small_batch(
         topk_ids: [tokens, top_k] int32: distinct experts of each token, or -1 for none.
         topk_weights: [tokens, top_k] float32, the routed scaling factor folded in.
         w13: [experts, 2 I, H / 2] uint8, contiguous: I gate rows, then I up rows; I a multiple of 128.
-        w13_scale: MXFP4: [experts, 2 I, H / 32] float8_e8m0fnu or uint8 (2 ** (byte - 127)). NVFP4: [experts, 2 I, H / 16]
-            float8_e4m3fn. Contiguous.
+        w13_scale: MXFP4: [experts, 2 I, H / 32] float8_e8m0fnu or uint8 (2 ** (byte - 127)). NVFP4: [experts, 2 I,
+            H / 16] float8_e4m3fn. Contiguous.
         w2: [experts, H, I / 2] uint8, contiguous.
         w2_scale: as w13_scale: [experts, H, I / 32] or [experts, H, I / 16].
         w13_global, w2_global: NVFP4 only: [experts] float32, a factor for each expert's weights.
@@ -558,15 +463,16 @@ def moe_fp4_small_batch(
         fp8_activations: MXFP4 only: round x and a to e4m3 with a power-of-two scale for each 32 values (W4A8) and
             multiply with `tl.dot_scaled`, which sm_100 and sm_120 do in the tensor cores; elsewhere Triton emulates it.
         out: [tokens, H] bfloat16, contiguous; allocated when None.
-        check: also verify that every id is -1 or an expert. For debugging: it waits for the GPU, so it cannot be used under
-            graph capture.
+        check: also verify that every id is -1 or an expert. For debugging: it waits for the GPU, so it cannot be used
+            under graph capture.
         chosen: cut the products this way, not as `plan` says.
 
     Returns:
         y, bfloat16 [tokens, H].
 
     Raises:
-        ValueError: a wrong dtype, shape, stride or device, scales that do not go together; with check, an id out of range.
+        ValueError: a wrong dtype, shape, stride or device, scales that do not go together; with check, an id out of
+            range.
 
     Source: SGLang 0.5.23, `cast_e2m1fn_to_e4m3fn` (FP4 packing), `silu_and_mul_masked_post_quant.cuh` (clamped SwiGLU),
     `DeepseekV2MoE` (shared expert, its clamp); the limit of 10 is the checkpoint's `swiglu_limit`.
@@ -640,11 +546,9 @@ def moe_fp4_small_batch(
         tiles * shared,
         ROWS=up.rows,
         DEPTH=up.depth,
-        SHARED_DEPTH=shared_depth(up.rows),
         STAGES=up.stages,
         num_warps=up.warps,
         num_stages=up.stages,
-        maxnreg=up.registers,
         **constants,
         **launch,
     )
@@ -665,11 +569,9 @@ def moe_fp4_small_batch(
         ROWS=down.rows,
         BLOCKS=down.blocks,
         DEPTH=down.depth,
-        SHARED_DEPTH=shared_depth(down.rows),
         STAGES=down.stages,
         num_warps=down.warps,
         num_stages=down.stages,
-        maxnreg=down.registers,
         **constants,
         **launch,
     )
@@ -749,7 +651,9 @@ def _require_shared(
     given = [tensor is not None for tensor in (w13, w13_scale, w2, w2_scale)]
     if not all(given):
         if any(given):
-            raise ValueError("shared_w13, shared_w13_scale, shared_w2 and shared_w2_scale go together: give all or none")
+            raise ValueError(
+                "shared_w13, shared_w13_scale, shared_w2 and shared_w2_scale go together: give all or none"
+            )
         return 0
     assert w13 is not None and w13_scale is not None and w2 is not None and w2_scale is not None
     require(w13, "shared_w13", torch.float8_e4m3fn, (2 * intermediate, hidden))
@@ -810,7 +714,6 @@ def compile_cases() -> Iterator[CompileCase]:
                         "ROWS": cut.rows,
                         **({"BLOCKS": cut.blocks} if kernel is _down_kernel else {}),
                         "DEPTH": cut.depth,
-                        "SHARED_DEPTH": shared_depth(cut.rows),
                         "STAGES": cut.stages,
                         "TOKENS": chosen.tokens,
                         "SHARED_TOKENS": chosen.shared_tokens,
@@ -819,7 +722,7 @@ def compile_cases() -> Iterator[CompileCase]:
                     num_warps=cut.warps,
                     num_stages=cut.stages,
                     uses_mma=True,
-                    options={"launch_pdl": True, "maxnreg": cut.registers},
+                    options={"launch_pdl": True},
                 )
     yield CompileCase(
         op="moe_fp4_small_batch",
