@@ -373,13 +373,17 @@ def _sum_kernel(
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Blocks of one product: `rows` weight rows and `depth` columns a turn, `blocks` of them one after another."""
+    """Blocks of one product: `rows` weight rows and `depth` columns a turn, `blocks` of them one after another.
+
+    registers is the most a thread may use, None for the compiler's choice.
+    """
 
     rows: int
     depth: int
     warps: int
     stages: int
     blocks: int = 1
+    registers: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -403,7 +407,7 @@ def plan(tokens: int, hidden: int, intermediate: int, fp8_activations: bool = Fa
     blocks = 8 if tokens > 8 else 4 if tokens > 2 else 1
     while hidden % (64 * blocks):
         blocks //= 2
-    if tokens > 8 and 2 * intermediate % 128 == 0 and not fp8_activations:
+    if tokens > 8 and not fp8_activations:
         up = Cut(rows=128, depth=256, warps=4, stages=3)
     elif tokens > 2:
         up = Cut(rows=64, depth=256, warps=4, stages=4)
@@ -549,6 +553,7 @@ def moe_fp4_small_batch(
         STAGES=up.stages,
         num_warps=up.warps,
         num_stages=up.stages,
+        maxnreg=up.registers,
         **constants,
         **launch,
     )
@@ -572,6 +577,7 @@ def moe_fp4_small_batch(
         STAGES=down.stages,
         num_warps=down.warps,
         num_stages=down.stages,
+        maxnreg=down.registers,
         **constants,
         **launch,
     )
@@ -722,7 +728,7 @@ def compile_cases() -> Iterator[CompileCase]:
                     num_warps=cut.warps,
                     num_stages=cut.stages,
                     uses_mma=True,
-                    options={"launch_pdl": True},
+                    options={"launch_pdl": True, "maxnreg": cut.registers},
                 )
     yield CompileCase(
         op="moe_fp4_small_batch",
