@@ -6,6 +6,8 @@ import functools
 
 import torch
 
+SM_120_SHARED_BYTES = 101_376
+
 
 def require(tensor: torch.Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """Refuse a tensor that is not contiguous, of `dtype` and of `shape`.
@@ -110,3 +112,11 @@ def has_dependent_launch(device: torch.device) -> bool:
     waits it may read weights, tables and what is set before a step (positions).
     """
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def shared_bytes(device: torch.device) -> int:
+    """Bytes of shared memory a block may use; those of sm_120 for the CPU."""
+    if device.type != "cuda":
+        return SM_120_SHARED_BYTES
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin

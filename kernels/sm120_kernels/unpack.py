@@ -97,9 +97,7 @@ def e4m3_to_bf16(values):
         code = code.to(tl.int32)
         result = _fp32(((code & 0x80) << 8) | ((code & 0x7F) << 4))
     else:
-        result = tl.inline_asm_elementwise(
-            _E4M3_TO_BF16, "=r,=r,r", [code], dtype=tl.bfloat16, is_pure=True, pack=4
-        )
+        result = tl.inline_asm_elementwise(_E4M3_TO_BF16, "=r,=r,r", [code], dtype=tl.bfloat16, is_pure=True, pack=4)
     return result
 
 

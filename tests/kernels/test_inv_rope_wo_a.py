@@ -43,3 +43,28 @@ def test_any_call_equals_the_float64_reference(tokens: int, shape: tuple[int, in
     # The rotation counts: without it the result would be another one.
     still = reference.inv_rope_wo_a(**call | {"positions": torch.zeros_like(call["positions"])}, ue8m0=ue8m0)
     assert not call["positions"].any() or error(out, still) > 5e-2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"o": torch.zeros(2, 2, 448, dtype=torch.bfloat16)}, r"o must be \[rows, heads, 512\]"),
+        ({"o": torch.zeros(2, 2, 512)}, "o must be torch.bfloat16"),
+        ({"positions": torch.zeros(2, dtype=torch.int64)}, "positions must be torch.int32"),
+        ({"rope": torch.zeros(9, 32)}, "rope must have shape"),
+        ({"weight": torch.zeros(3, 128, 512).to(torch.float8_e4m3fn)}, "weight must be"),
+        ({"weight": torch.zeros(2, 128, 1024).to(torch.float8_e4m3fn)}, "weight must have shape"),
+        ({"weight_scale": torch.zeros(2, 1, 8)}, "weight_scale must have shape"),
+        ({"out": torch.zeros(2, 128, dtype=torch.bfloat16)}, "out must have shape"),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_its_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        inv_rope_wo_a(**arguments(2, 2, 2) | change)
+
+
+def test_scales_may_be_flat_and_no_rows_give_an_empty_result() -> None:
+    call = arguments(3, 2, 2)
+    flat = call | {"weight_scale": call["weight_scale"].flatten(0, 1)}
+    assert torch.equal(inv_rope_wo_a(**flat), inv_rope_wo_a(**call))
+    assert inv_rope_wo_a(**call | {"o": call["o"][:0], "positions": call["positions"][:0]}).shape == (0, 256)

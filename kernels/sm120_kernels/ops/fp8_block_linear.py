@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,22 +16,25 @@ import torch
 import triton
 import triton.language as tl
 
-from sm120_kernels.aot import CompileCase
+from sm120_kernels.aot import LIMITS, CompileCase
 from sm120_kernels.checks import (
     has_dependent_launch,
     require,
     require_block_scale,
     require_device,
     require_rows,
+    shared_bytes,
     sm_count,
 )
-from sm120_kernels.interpret import INTERPRETED, to_bf16, to_e4m3
+from sm120_kernels.interpret import to_bf16, to_e4m3
 from sm120_kernels.unpack import scale_value
 
 BLOCK = 128
 E4M3_MAX = tl.constexpr(448.0)
 SMALLEST_MAXIMUM = tl.constexpr(1e-10)
 MAX_TILES = 65536
+STAGES = 3
+SPARE_BYTES = 4096
 
 
 @triton.jit
@@ -95,8 +99,8 @@ def linear_kernel(
 ):
     """out of ROWS of weight's GROUPS * COLUMNS rows, over one of SPLITS shares of DEPTH, for TOKENS tokens.
 
-    The grid is (blocks of ROWS rows, SPLITS, blocks of TOKENS tokens). The rows of group g multiply the DEPTH columns of
-    x from g * DEPTH on. A turn of the loop takes TURN blocks of 128 columns; with ROPE four, a head, whose last 64
+    The grid is (blocks of ROWS rows, SPLITS, blocks of TOKENS tokens). The rows of group g multiply the DEPTH columns
+    of x from g * DEPTH on. A turn of the loop takes TURN blocks of 128 columns; with ROPE four, a head, whose last 64
     columns are turned back.
     """
     SHARE: tl.constexpr = DEPTH // 128 // SPLITS
@@ -162,9 +166,7 @@ def linear_kernel(
         acc = tl.zeros((ROWS, TOKENS), tl.float32)
         squares = tl.zeros((TOKENS,), tl.float32)
         for s in tl.static_range(SPLITS):
-            acc += tl.load(
-                partial + s * tokens * SIZE + result, mask=present[None, :], other=0.0, cache_modifier=".cg"
-            )
+            acc += tl.load(partial + s * tokens * SIZE + result, mask=present[None, :], other=0.0, cache_modifier=".cg")
             if NORM:
                 squares += tl.load(
                     partial_squares + (tile * SPLITS + s) * tokens + token,
@@ -198,20 +200,33 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(tokens: int, rows: int, depth: int, sms: int) -> Plan:
-    """Choose the blocks from the shapes.
+def plan(tokens: int, rows: int, depth: int, sms: int, shared: int, unit: int = 1, inputs: int = 1) -> Plan:
+    """Choose the blocks from the shapes; the choices are those of a sweep on an H200 (benchmarks/log.md).
 
     Args:
         tokens: of the call.
         rows, depth: of the weight, all groups together.
         sms: streaming multiprocessors.
+        shared: bytes of shared memory a program may use.
+        unit: blocks of 128 columns that a turn must keep together.
+        inputs: activation tensors that are read: x, and the residual.
     """
-    block = 64 if rows >= 64 * sms * 3 // 4 else 32
-    splits = 1
-    while rows // block * splits * 2 <= 2 * sms and depth // BLOCK // (2 * splits) >= 8:
-        splits *= 2
-    turn = min(2, depth // BLOCK // splits)
-    return Plan(block, splits, min(64, max(8, triton.next_power_of_2(tokens))), turn, 4, 3)
+    blocks = depth // BLOCK
+    block_rows = 128 if rows // 128 >= 0.9 * sms and unit == 1 else 64
+    programs, splits = rows // block_rows, 1
+    if programs < 0.9 * sms:
+        while programs * splits < sms and blocks % (2 * splits * unit) == 0 and blocks // (2 * splits) >= 4:
+            splits *= 2
+    padded = min(32 if inputs * unit <= 4 else 16, max(8, triton.next_power_of_2(tokens)))
+    turn = max(unit, math.gcd(4 if splits > 1 and tokens > 8 else 2, blocks // splits))
+
+    def bytes_needed(turn: int, stages: int) -> int:
+        return turn * BLOCK * (block_rows + padded * (2 * inputs + 1)) * (stages - 1) + SPARE_BYTES
+
+    while turn > unit and bytes_needed(turn, STAGES) > shared:
+        turn //= 2
+    stages = STAGES if bytes_needed(turn, STAGES) <= shared else 2
+    return Plan(block_rows, splits, padded, turn, 4, stages)
 
 
 def fp8_block_linear(
@@ -286,7 +301,15 @@ def fp8_block_linear(
         out=out,
     )
     launch(
-        chosen or plan(tokens, columns, depth, sm_count(x.device)),
+        chosen
+        or plan(
+            tokens,
+            columns,
+            depth,
+            sm_count(x.device),
+            shared_bytes(x.device),
+            inputs=1 if residual is None else 2,
+        ),
         x,
         weight,
         weight_scale,
@@ -387,14 +410,17 @@ def compile_cases() -> Iterator[CompileCase]:
     seen = set()
     for columns, depth in shapes:
         for tokens in (1, 16, 64):
-            cut = plan(tokens, columns, depth, 188)
             for name, flags in PROLOGUES.items():
+                inputs = 2 if flags["RESIDUAL"] else 1
+                cut = plan(tokens, columns, depth, 188, LIMITS[120].shared_per_block, inputs=inputs)
                 if name == "plain" or (columns, depth) == (8192, 1024):
                     key = (cut, depth if flags["NORM"] else 0, name)
                     if key in seen:
                         continue
                     seen.add(key)
-                    yield linear_case("fp8_block_linear", f"{columns} x {depth}, {name}, {tokens} tokens", cut, columns, depth, flags)
+                    yield linear_case(
+                        "fp8_block_linear", f"{columns} x {depth}, {name}, {tokens} tokens", cut, columns, depth, flags
+                    )
 
 
 PROLOGUES: dict[str, dict[str, Any]] = {

@@ -9,6 +9,7 @@ core's first operand, where it becomes bf16.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import torch
@@ -198,9 +199,7 @@ def _gate_up_kernel(
             inputs = x.to(tl.pointer_type(tl.bfloat16)) + token[None, :] * HIDDEN + k[:, None]
             shared_acc = tl.zeros((ROWS, SHARED_TOKENS), tl.float32)
             for block in tl.range(0, HIDDEN // 128, num_stages=STAGES):
-                shared_acc += _fp8_product(
-                    weights + block * 128, scales + block, inputs + block * 128, token < tokens
-                )
+                shared_acc += _fp8_product(weights + block * 128, scales + block, inputs + block * 128, token < tokens)
             value = _swiglu(shared_acc, limit, ROWS, SHARED_TOKENS)
             place = (routes + token)[None, :] * INTERMEDIATE + (tile * (ROWS // 2) + column)[:, None]
             tl.store(result + place, to_bf16(value), mask=(token < tokens)[None, :])
@@ -374,13 +373,17 @@ def _sum_kernel(
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Blocks of one product: `rows` weight rows and `depth` columns a turn, `blocks` of them one after another."""
+    """Blocks of one product: `rows` weight rows and `depth` columns a turn, `blocks` of them one after another.
+
+    registers is the most a thread may use, None for the compiler's choice.
+    """
 
     rows: int
     depth: int
     warps: int
     stages: int
     blocks: int = 1
+    registers: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -393,21 +396,26 @@ class Plan:
     shared_tokens: int = 16
 
 
-def plan(tokens: int, hidden: int, intermediate: int) -> Plan:
-    """Choose the blocks from the shapes.
+def plan(tokens: int, hidden: int, intermediate: int, fp8_activations: bool = False) -> Plan:
+    """Choose the blocks from the shapes; the choices are those of a sweep on an H200 (benchmarks/log.md).
 
     Args:
         tokens: of the call.
         hidden, intermediate: columns of x and of an expert's activations.
+        fp8_activations: as the op's.
     """
-    depth = min(256, hidden)
-    rows = 64 if tokens > 2 else 32
     blocks = 8 if tokens > 8 else 4 if tokens > 2 else 1
     while hidden % (64 * blocks):
         blocks //= 2
+    if tokens > 8 and not fp8_activations:
+        up = Cut(rows=128, depth=256, warps=4, stages=3)
+    elif tokens > 2:
+        up = Cut(rows=64, depth=256, warps=4, stages=4)
+    else:
+        up = Cut(rows=32, depth=256, warps=2, stages=4)
     return Plan(
-        Cut(rows=rows, depth=depth, warps=rows // 16, stages=4),
-        Cut(rows=64, depth=min(intermediate, 512), warps=4, stages=2, blocks=blocks),
+        up,
+        Cut(rows=64, depth=math.gcd(intermediate, 512), warps=4, stages=2, blocks=blocks),
         shared_tokens=16 if tokens > 8 else 8,
     )
 
@@ -447,8 +455,8 @@ def moe_fp4_small_batch(
         topk_ids: [tokens, top_k] int32: distinct experts of each token, or -1 for none.
         topk_weights: [tokens, top_k] float32, the routed scaling factor folded in.
         w13: [experts, 2 I, H / 2] uint8, contiguous: I gate rows, then I up rows; I a multiple of 128.
-        w13_scale: MXFP4: [experts, 2 I, H / 32] float8_e8m0fnu or uint8 (2 ** (byte - 127)). NVFP4: [experts, 2 I, H / 16]
-            float8_e4m3fn. Contiguous.
+        w13_scale: MXFP4: [experts, 2 I, H / 32] float8_e8m0fnu or uint8 (2 ** (byte - 127)). NVFP4: [experts, 2 I,
+            H / 16] float8_e4m3fn. Contiguous.
         w2: [experts, H, I / 2] uint8, contiguous.
         w2_scale: as w13_scale: [experts, H, I / 32] or [experts, H, I / 16].
         w13_global, w2_global: NVFP4 only: [experts] float32, a factor for each expert's weights.
@@ -459,15 +467,16 @@ def moe_fp4_small_batch(
         fp8_activations: MXFP4 only: round x and a to e4m3 with a power-of-two scale for each 32 values (W4A8) and
             multiply with `tl.dot_scaled`, which sm_100 and sm_120 do in the tensor cores; elsewhere Triton emulates it.
         out: [tokens, H] bfloat16, contiguous; allocated when None.
-        check: also verify that every id is -1 or an expert. For debugging: it waits for the GPU, so it cannot be used under
-            graph capture.
+        check: also verify that every id is -1 or an expert. For debugging: it waits for the GPU, so it cannot be used
+            under graph capture.
         chosen: cut the products this way, not as `plan` says.
 
     Returns:
         y, bfloat16 [tokens, H].
 
     Raises:
-        ValueError: a wrong dtype, shape, stride or device, scales that do not go together; with check, an id out of range.
+        ValueError: a wrong dtype, shape, stride or device, scales that do not go together; with check, an id out of
+            range.
 
     Source: SGLang 0.5.23, `cast_e2m1fn_to_e4m3fn` (FP4 packing), `silu_and_mul_masked_post_quant.cuh` (clamped SwiGLU),
     `DeepseekV2MoE` (shared expert, its clamp); the limit of 10 is the checkpoint's `swiglu_limit`.
@@ -502,7 +511,7 @@ def moe_fp4_small_batch(
         return out
     if check:
         _check_ids(topk_ids, experts)
-    chosen = chosen or plan(tokens, hidden, intermediate)
+    chosen = chosen or plan(tokens, hidden, intermediate, fp8_activations)
     routes = tokens * top_k
     rows = routes + tokens if shared else routes
     activations = x.new_empty((rows, intermediate))
@@ -544,6 +553,7 @@ def moe_fp4_small_batch(
         STAGES=up.stages,
         num_warps=up.warps,
         num_stages=up.stages,
+        maxnreg=up.registers,
         **constants,
         **launch,
     )
@@ -567,6 +577,7 @@ def moe_fp4_small_batch(
         STAGES=down.stages,
         num_warps=down.warps,
         num_stages=down.stages,
+        maxnreg=down.registers,
         **constants,
         **launch,
     )
@@ -646,7 +657,9 @@ def _require_shared(
     given = [tensor is not None for tensor in (w13, w13_scale, w2, w2_scale)]
     if not all(given):
         if any(given):
-            raise ValueError("shared_w13, shared_w13_scale, shared_w2 and shared_w2_scale go together: give all or none")
+            raise ValueError(
+                "shared_w13, shared_w13_scale, shared_w2 and shared_w2_scale go together: give all or none"
+            )
         return 0
     assert w13 is not None and w13_scale is not None and w2 is not None and w2_scale is not None
     require(w13, "shared_w13", torch.float8_e4m3fn, (2 * intermediate, hidden))
@@ -686,8 +699,8 @@ def compile_cases() -> Iterator[CompileCase]:
         **dict.fromkeys(("shared_w13", "shared_w2"), "*fp8e4nv:16"),
     }
     for tokens in (1, 16, 64):
-        chosen = plan(tokens, hidden, intermediate)
         for kind, group, fp8 in (("MXFP4", 32, False), ("NVFP4", 16, False), ("MXFP4 x MXFP8", 32, True)):
+            chosen = plan(tokens, hidden, intermediate, fp8)
             scale = dict.fromkeys(("w13_scale", "w2_scale"), "*fp8e4nv:16" if group == 16 else "*u8:16")
             for name, kernel, cut in (
                 ("gate and up", _gate_up_kernel, chosen.gate_up),
@@ -715,7 +728,7 @@ def compile_cases() -> Iterator[CompileCase]:
                     num_warps=cut.warps,
                     num_stages=cut.stages,
                     uses_mma=True,
-                    options={"launch_pdl": True},
+                    options={"launch_pdl": True, "maxnreg": cut.registers},
                 )
     yield CompileCase(
         op="moe_fp4_small_batch",

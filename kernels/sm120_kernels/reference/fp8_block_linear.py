@@ -22,19 +22,20 @@ def dequantise(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def round_activations(x: torch.Tensor, group: int = BLOCK, ue8m0: bool = False) -> torch.Tensor:
-    """x, float64 [..., K], as FP8 with one scale for each `group` columns holds it."""
-    groups = x.double().unflatten(-1, (-1, group))
+    """x, float64 [..., K], as FP8 with one scale for each `group` columns holds it.
+
+    Scale and quotient are fp32, as the definition has them: of bf16 values many quotients lie halfway between two FP8
+    values, and exact arithmetic would round those otherwise.
+    """
+    groups = x.float().unflatten(-1, (-1, group))
     scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-10) / E4M3_MAX
     if ue8m0:
-        scale = torch.exp2(torch.ceil(torch.log2(scale)))
-    # float32 first: torch rounds float64 to FP8 through it anyway.
-    rounded = (groups / scale).float().to(torch.float8_e4m3fn).double()
-    return (rounded * scale).flatten(-2)
+        scale = torch.exp2(torch.ceil(torch.log2(scale.double()))).float()
+    rounded = (groups * (1 / scale)).to(torch.float8_e4m3fn).double()
+    return (rounded * scale.double()).flatten(-2)
 
 
-def random_weight(
-    *shape: int, generator: torch.Generator, ue8m0: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
+def random_weight(*shape: int, generator: torch.Generator, ue8m0: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """e4m3 weights [..., N, K] and scales [..., N / 128, K / 128] whose values are of order K ** -0.5."""
     device = generator.device
     weight = (torch.randn(*shape, generator=generator, device=device) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)

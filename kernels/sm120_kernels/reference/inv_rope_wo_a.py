@@ -33,7 +33,7 @@ def inv_rope_wo_a(
     ue8m0: bool = False,
     rounded: bool = True,
 ) -> torch.Tensor:
-    """y as `ops.inv_rope_wo_a` defines it, float64 [rows, groups * N]; with rounded False the activations stay exact."""
+    """y as `ops.inv_rope_wo_a` defines it, float64; with rounded False the activations stay exact."""
     groups, columns, depth = weight.shape
     value = inverse_rope(o, positions, rope).view(o.shape[0], groups, depth)
     if rounded:

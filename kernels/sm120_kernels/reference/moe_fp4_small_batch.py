@@ -37,7 +37,7 @@ def swiglu(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
 def random_experts(
     experts: int, hidden: int, intermediate: int, generator: torch.Generator, nvfp4: bool = False
 ) -> dict[str, Any]:
-    """Weight arguments of `ops.moe_fp4_small_batch`: outputs of order 1 for inputs of order 1; on the generator's device."""
+    """Weight arguments of `ops.moe_fp4_small_batch` on the generator's device; they keep the order of magnitude."""
     device = generator.device
     found: dict[str, Any] = {}
     for name, rows, columns in (("w13", 2 * intermediate, hidden), ("w2", hidden, intermediate)):
