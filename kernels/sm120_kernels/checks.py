@@ -105,7 +105,12 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 @functools.cache
 def has_dependent_launch(device: torch.device) -> bool:
-    """Whether a kernel may start while the one before it runs (programmatic dependent launch)."""
+    """Whether a kernel may start while the one before it runs (programmatic dependent launch).
+
+    A kernel launched so executes `gdc_wait` before it reads or writes anything that another kernel of the step touches,
+    also where it needs nothing from the one right before: then every later one may rely on all earlier ones. Before it
+    waits it may read weights, tables and what is set before a step (positions).
+    """
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
