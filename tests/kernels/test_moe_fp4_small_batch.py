@@ -40,7 +40,7 @@ def routings(draw: st.DrawFn) -> list[list[int]]:
     return rows
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(ids=routings(), nvfp4=st.booleans(), shared=st.booleans(), seed=st.integers(0, 2**31))
 @example(ids=[[0]] * 17, nvfp4=False, shared=True, seed=0)
 @example(ids=[[-1, -1]], nvfp4=True, shared=False, seed=0)
