@@ -1,6 +1,8 @@
 """The verbs of `deploy`: each parses its arguments, calls one function and shows what it returned."""
 
 import json
+import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -9,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +18,23 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from deploy import host_verbs, lock_verbs, render
+from deploy import host_verbs, image_verbs, lock_verbs, model_verbs, patches_verbs, render
+from deploy.command_line import (
+    ROOT,
+    SPEC,
+    STATE,
+    CertificatesOption,
+    JsonOption,
+    MirrorOption,
+    ProfileName,
+    ProfileOption,
+    SecurityMirrorOption,
+    SpecOption,
+    StateOption,
+    examples,
+    print_json,
+    verbs,
+)
 from deploy.entry import run
 from deploy.errors import DeployError
 from deploy.host import probe
@@ -27,10 +44,12 @@ from deploy.image.build import ensure_image
 from deploy.image.inputs import image_tag
 from deploy.spec.load import load
 from deploy.spec.model import Profile
+from deploy.spec.profiles import ALL_ENGINES
 from deploy.stack import cleanup, docker_engine
 from deploy.stack.client import RequestFailed, stream
 from deploy.stack.compose import Stack, running_stack
 from deploy.stack.events import step
+from deploy.stack.memory import plan_on, require_memory
 from deploy.stack.phases import plain
 from deploy.stack.preview import preview
 from deploy.stack.state import State
@@ -39,8 +58,8 @@ from deploy.stack.up import Result, build_progress, down, plan, up
 from deploy.status import live as engine_view
 from loadtest.cli import bench
 
-ROOT = Path(__file__).resolve().parents[1]
 NOT_SERVING = 4
+NEXT = ('chat "Hello"', "status --watch", "logs --follow", "bench -c 1,16", "down")
 EXIT_CODES = """\b
 Exit codes:
   0    done
@@ -55,57 +74,32 @@ Exit codes:
 class RoleName(StrEnum):
     prefill = "prefill"
     decode = "decode"
+    engine = "engine"
+    engine_2 = "engine-2"
+    engine_3 = "engine-3"
+    engine_4 = "engine-4"
     router = "router"
 
 
-class ProfileName(StrEnum):
-    pd = "pd"
-    cpu = "cpu"
-
-
-app = typer.Typer(
+app = verbs(
     name="deploy",
-    help="DeepSeek-V4-Flash with prefill and decode in separate containers, from deploy.toml to an accepted endpoint.",
+    help="DeepSeek-V4-Flash in containers, from deploy.toml to an accepted endpoint.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 docker_app = typer.Typer(
     help="Start a Docker engine where there is none, and stop it again.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(docker_app, name="docker")
 app.add_typer(bench, name="bench")
+app.add_typer(patches_verbs.app, name="patches")
 app.add_typer(host_verbs.app)
+app.add_typer(image_verbs.app)
 app.add_typer(lock_verbs.app)
+app.add_typer(model_verbs.app, name="model")
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
-
-SpecOption = Annotated[
-    Path, typer.Option("--spec", envvar="DEPLOY_SPEC", help="The spec to follow.", show_default="deploy.toml")
-]
-StateOption = Annotated[
-    Path,
-    typer.Option(
-        "--state", envvar="DEPLOY_STATE", help="Folder for lock, env file and generated model.", show_default=".state"
-    ),
-]
-ProfileOption = Annotated[ProfileName | None, typer.Option("--profile", help="Instead of the profile in the spec.")]
-MirrorOption = Annotated[
-    str | None, typer.Option("--mirror", help="Debian archive.", show_default="the machine's own apt sources")
-]
-SecurityMirrorOption = Annotated[
-    str | None, typer.Option("--security-mirror", help="Security archive.", show_default="MIRROR-security")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-SPEC, STATE = ROOT / "deploy.toml", ROOT / ".state"
-
-
-def examples(*lines: str) -> str:
-    """An epilog that keeps its line breaks."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 @app.command(
@@ -117,14 +111,19 @@ def examples(*lines: str) -> str:
     ),
 )
 def up_verb(
-    spec: SpecOption = SPEC, state: StateOption = STATE, profile: ProfileOption = None, as_json: JsonOption = False
+    spec: SpecOption = SPEC,
+    state: StateOption = STATE,
+    profile: ProfileOption = None,
+    mirror: MirrorOption = None,
+    security_mirror: SecurityMirrorOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check the host, build the image if needed, start the stack, and return once it has served a request."""
     spec_file = load(spec, _profile(profile))
     with render.steps(err) as report:
-        result = up(ROOT, spec_file, State(state), report)
+        result = up(ROOT, spec_file, State(state), report, mirror, security_mirror)
     if as_json:
-        _print_json(_up_json(result))
+        print_json(_up_json(result))
     else:
         _show_up(result)
 
@@ -144,7 +143,11 @@ def down_verb(
 ) -> None:
     """Stop the stack and remove what `up` made. Requests in flight may finish first."""
     folder = State(state)
-    if everything and not probe.docker_facts().server and not shutil.which("docker"):
+    if everything and docker_engine.was_started_by_hand(folder):
+        # The machine was restarted since: what is to be removed lies in an engine that does not run.
+        docker_engine.ensure(folder, may_install=False, say=_say)
+    if everything and not probe.docker_facts().server and not folder.environment.exists():
+        _say("no Docker engine answers, and nothing was started from here: only files are removed")
         removed = []
     else:
         require_docker(probe.docker_facts(), cdi=False)
@@ -181,7 +184,7 @@ def status_verb(
         if seen.url:
             out.print(seen.url)
     elif as_json:
-        _print_json(seen.as_dict())
+        print_json(seen.as_dict())
     else:
         out.print(_status_view(seen))
     if not seen.serving:
@@ -190,7 +193,7 @@ def status_verb(
 
 @app.command(
     "logs",
-    epilog=examples("deploy logs", "deploy logs decode --follow", "deploy logs prefill router --tail 50 --since 10m"),
+    epilog=examples("deploy logs", "deploy logs decode --follow", "deploy logs engine-2 router --tail 50 --since 10m"),
 )
 def logs_verb(
     roles: Annotated[list[RoleName] | None, typer.Argument(help="Only these.", show_default="all")] = None,
@@ -199,13 +202,21 @@ def logs_verb(
     tail: Annotated[str, typer.Option("--tail", "-n", help="Lines of each role to begin with, or all.")] = "200",
     since: Annotated[str | None, typer.Option("--since", help="Not older than, for example 10m or 2h.")] = None,
 ) -> None:
-    """Show what the roles log, oldest line first."""
+    """Show what the roles log, role by role; with --follow as it comes."""
     require_docker(probe.docker_facts(), cdi=False)
     stack = running_stack(ROOT, State(state).environment)
     if not stack.roles():
         raise DeployError("nothing runs", "there is no container of this stack", "deploy up")
+    if missing := [role.value for role in roles or [] if role.value not in stack.expected]:
+        raise DeployError(
+            f"there is no {', '.join(missing)} in this stack",
+            f"profile {stack.profile} has {', '.join(stack.expected)}",
+            "deploy logs",
+        )
     if tail != "all" and not tail.isdigit():
         raise typer.BadParameter("a number or all", param_hint="--tail")
+    if since and not re.fullmatch(r"(\d+(\.\d+)?[smhd])+|\d{4}-\d\d-\d\d(T.+)?|\d+", since):
+        raise typer.BadParameter("a time such as 10m, 2h or 2026-01-31T12:00:00", param_hint="--since")
     names = [role.value for role in roles or []]
     lines: Any = stack.docker.compose.logs(names, tail=tail, since=since, follow=follow, stream=True)
     for _, line in lines:
@@ -258,7 +269,7 @@ def chat_verb(
             sys.stdout.flush()
     seconds = time.monotonic() - begun
     if as_json:
-        _print_json(
+        print_json(
             {
                 "answer": "".join(pieces),
                 "prompt_tokens": usage.prompt,
@@ -280,7 +291,7 @@ def chat_verb(
 def build_verb(
     mirror: MirrorOption = None,
     security_mirror: SecurityMirrorOption = None,
-    certificates: Annotated[Path | None, typer.Option("--certificates", help="CA file for the Python index.")] = None,
+    certificates: CertificatesOption = None,
     wheel_cache: Annotated[bool, typer.Option("--wheel-cache", help="Keep the wheels (10 GB) for next time.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Even if the image is there; use no cached step.")] = False,
     as_json: JsonOption = False,
@@ -299,7 +310,7 @@ def build_verb(
         )
         running.outcome = "built" if image.built else "already here"
     if as_json:
-        _print_json(asdict(image))
+        print_json(asdict(image))
     else:
         out.print(f"{image.tag}  {image.id}  {image.size_bytes / 1e9:.1f} GB", soft_wrap=True)
 
@@ -319,16 +330,22 @@ def config_verb(
     arguments: Annotated[bool, typer.Option("--arguments", help="Only arguments and variables.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the effective compose configuration and where each engine argument comes from. Changes nothing."""
+    """Show the effective compose configuration, the origin of each argument, and the memory plan. Changes nothing."""
     spec_file = load(spec, _profile(profile))
     stack, lines = plan(ROOT, spec_file, State(state), image_tag(ROOT))
+    memory = plan_on(spec_file.spec, probe.gpus() if spec_file.spec.roles else ())
+    if memory:
+        require_memory(spec_file, memory[0])
     config, found = preview(stack, lines)
     if as_json:
-        _print_json({"compose": config, "settings": [asdict(setting) for setting in found]})
+        shown = {"plan": asdict(memory[0]), "size_from": memory[1]} if memory else None
+        print_json({"compose": config, "settings": [asdict(setting) for setting in found], "memory": shown})
         return
     if not arguments:
         sys.stdout.write(str(yaml.safe_dump(config, sort_keys=False)))  # pyright: ignore[reportUnknownMemberType]
     rows = [[item.service, _setting(item.name, item.value), item.origin] for item in found]
+    if memory:
+        rows.append(["each engine", str(memory[0]), memory[1]])
     if out.is_terminal:
         out.print(render.table(["service", "argument or variable", "origin"], rows))
     else:
@@ -394,10 +411,6 @@ def _say(text: str) -> None:
     err.print(text, markup=False, soft_wrap=True)
 
 
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
-
-
 def _setting(name: str, value: str) -> str:
     return f"{name}={value}" if name else value
 
@@ -411,6 +424,11 @@ def _up_json(result: Result) -> dict[str, Any]:
     }
 
 
+def _program() -> str:
+    """How to call this program from here: by its name where the shell finds it, else by its path."""
+    return "deploy" if shutil.which("deploy") else os.path.relpath(sys.argv[0])
+
+
 def _show_up(result: Result) -> None:
     accepted = result.acceptance
     key = ' -H "Authorization: Bearer $(cat API_KEY_FILE)"' if accepted.needs_key else ""
@@ -420,7 +438,7 @@ def _show_up(result: Result) -> None:
         "",
         f"  curl {accepted.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
         "",
-        'Next: deploy chat "Hello"   deploy status --watch   deploy logs --follow   deploy bench -c 1,16   deploy down',
+        "Next: " + "   ".join(f"{_program()} {verb}" for verb in NEXT),
     ]
     out.print("\n".join(lines), markup=False, soft_wrap=True)
 
@@ -454,7 +472,7 @@ def _watch(find: Callable[[], Stack], as_json: bool) -> None:
     def look() -> tuple[Status, list[engine_view.RoleView]]:
         stack = find()
         seen = status(stack)
-        running = any(state.role in engine_view.ENGINES and state.status == "running" for state in seen.roles)
+        running = any(state.role in ALL_ENGINES and state.status == "running" for state in seen.roles)
         return seen, engines.look(stack) if running else []
 
     try:

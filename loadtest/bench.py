@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from loadtest import containers, prepare, validity
 from loadtest import report as report_files
 from loadtest.api import Api
 from loadtest.errors import BenchError
+from loadtest.locked import Locks, differences, is_locked, read_locks
 from loadtest.metrics import Metrics, Slo, measure, timeline
 from loadtest.plain import mapping
 from loadtest.result import (
@@ -97,9 +97,10 @@ def run(
     created = datetime.now(UTC)
     _check(settings)
     key = prepare.read_key(settings.api_key_file)
+    locks = read_locks(settings.lock, Path())
     api = Api(settings.url, api_key=key, ca_file=settings.ca_file)
     try:
-        plan, environment, engines, pages = _prepare(settings, api, say)
+        plan, environment, engines, pages = _prepare(settings, locks, api, say)
     finally:
         api.close()
     identifier, folder = _folder(settings, created)
@@ -130,7 +131,11 @@ def run(
             identities = {engine: engine_identity(url) for engine, url in engines.items()}
             seen = observe(level_plan, level, folder / name, watcher, show, interrupted)
             after = {engine: engine_identity(url) for engine, url in engines.items()}
-            results.append(_level_result(settings, level, level_plan, repetition, name, seen, identities, after))
+            results.append(
+                _level_result(
+                    settings, locks, environment.image, level, level_plan, repetition, name, seen, identities, after
+                )
+            )
             _write_engines(folder / name / "server.jsonl", seen)
             save(result(), folder)
             if not seen.complete:
@@ -146,7 +151,7 @@ def write_plan(settings: Settings, path: Path) -> None:
     _check(settings)
     api = Api(settings.url, api_key=prepare.read_key(settings.api_key_file), ca_file=settings.ca_file)
     try:
-        plan = _prepare(settings, api, lambda _: None)[0]
+        plan = _prepare(settings, read_locks(settings.lock, Path()), api, lambda _: None)[0]
     finally:
         api.close()
     plan = plan.model_copy(update={"rate": settings.rates[0]}) if settings.rates else plan
@@ -223,7 +228,7 @@ def _check(settings: Settings) -> None:
 
 
 def _prepare(
-    settings: Settings, api: Api, say: Callable[[str], None]
+    settings: Settings, locks: Locks, api: Api, say: Callable[[str], None]
 ) -> tuple[Plan, Environment, dict[str, str], dict[str, str]]:
     """The plan, what is measured, the engines' base URLs and the pages their counters are on."""
     model = prepare.choose_model(api, settings.model)
@@ -261,7 +266,7 @@ def _prepare(
         url=settings.url,
         model=model,
         engines={name: engine_identity(url) for name, url in engines.items()},
-        lock=lock_facts(settings.lock),
+        lock=lock_facts(locks),
         image=stack.image,
         host=_host(settings.host_report),
         generator={name: version(name) for name in ("locust", "gevent", "geventhttpclient")},
@@ -277,21 +282,12 @@ def has_metrics(api: Api, path: str) -> bool:
         return False
 
 
-def lock_facts(path: Path | None) -> dict[str, Any]:
-    """Hash of the lock files and the engine version they name; of the working folder's when none is given."""
-    facts: dict[str, Any] = {}
-    for file in [path] if path else [Path("uv.lock"), Path("deploy.lock")]:
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            if path:
-                raise BenchError(f"cannot read the lock {file}", error.strerror or str(error)) from None
-            continue
-        facts[file.name] = "sha256:" + hashlib.sha256(data).hexdigest()
-        found = re.search(r'^name = "sglang"\nversion = "([^"]+)"', data.decode(errors="replace"), re.MULTILINE)
-        if found:
-            facts["sglang"] = found[1]
-    return facts
+def lock_facts(locks: Locks) -> dict[str, Any]:
+    """Hash of the lock files and the engine version they name."""
+    facts: dict[str, Any] = {
+        name: "sha256:" + hashlib.sha256(text.encode()).hexdigest() for name, text in locks.files.items()
+    }
+    return facts | ({"sglang": locks.version} if locks.version else {})
 
 
 def _host(report: Path | None) -> dict[str, Any]:
@@ -364,6 +360,8 @@ def _describe(plan: Plan) -> dict[str, Any]:
 
 def _level_result(
     settings: Settings,
+    locks: Locks,
+    image: str | None,
     level: Level,
     plan: Plan,
     repetition: int,
@@ -373,7 +371,6 @@ def _level_result(
     after: Mapping[str, Mapping[str, Any] | None],
 ) -> LevelResult:
     closed = plan.rate is None and not isinstance(plan.workload, Trace)
-    expected = {"version": facts} if (facts := lock_facts(settings.lock).get("sglang")) else {}
     evidence = Evidence(
         begin=seen.begin,
         end=seen.end,
@@ -383,7 +380,8 @@ def _level_result(
         gpus=seen.gpus,
         users=level.users if closed else None,
         steady=seen.steady,
-        expected_identity=expected,
+        contradictions=differences(locks, identities, image),
+        locked=is_locked(locks, identities),
         found_identity=identities,
         identity_after=after,
     )

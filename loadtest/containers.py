@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 from loadtest.plain import mapping, sequence
 
-ROLES = ("prefill", "decode", "server")
+# compose.yaml, compose.replicas.yaml, and what others call it; a number may follow (`engine-2`).
+ROLES = ("prefill", "decode", "engine", "server")
 ENGINE_PORT = 30000
 
 

@@ -70,8 +70,10 @@ def _model(tool: str, document: dict[str, Any]) -> str:
     if tool == "sglang":
         return str(mapping(document.get("server_info")).get("served_model_name", "-"))
     if tool == "aiperf":
-        names = sequence(mapping(mapping(document.get("input_config")).get("endpoint")).get("model_names"))
-        return ", ".join(map(str, names)) or "-"
+        given = mapping(document.get("input_config"))
+        before = sequence(mapping(given.get("endpoint")).get("model_names"))
+        since_0_13 = [mapping(item).get("name") for item in sequence(mapping(given.get("models")).get("items"))]
+        return ", ".join(map(str, [*before, *since_0_13])) or "-"
     return "-"
 
 
@@ -160,7 +162,10 @@ def _from_aiperf(document: dict[str, Any], path: Path) -> LevelResult:
 
     duration = value("benchmark_duration")
     output, prompt = value("total_osl"), value("total_isl")
-    loadgen = mapping(mapping(document.get("input_config")).get("loadgen"))
+    given = mapping(document.get("input_config"))
+    since_0_13 = [mapping(phase) for phase in sequence(given.get("phases"))]
+    profiling = next((phase for phase in since_0_13 if phase.get("kind") == "profiling"), None)
+    loadgen = profiling or mapping(given.get("loadgen"))
     latency = spread("request_latency")
     return _level(
         path,
@@ -184,13 +189,14 @@ def _from_aiperf(document: dict[str, Any], path: Path) -> LevelResult:
 def _from_genai_bench(document: dict[str, Any], path: Path) -> LevelResult:
     found = mapping(document["aggregated_metrics"])
     stats = mapping(found["stats"])
+    scale = {"s": 1.0, "ms": 1e-3}[str(document.get("_time_unit", "s"))]
 
     def spread(name: str) -> Distribution:
-        values = mapping(stats[name])
+        values = {key: float(value or 0.0) * scale for key, value in mapping(stats[name]).items()}
         return Distribution(
             count=int(found["num_completed_requests"]),
             mean=values["mean"],
-            deviation=values.get("stddev") or 0.0,
+            deviation=values.get("stddev", 0.0),
             minimum=values["min"],
             p50=values["p50"],
             p90=values["p90"],

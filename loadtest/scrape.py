@@ -40,6 +40,8 @@ GAUGES: dict[str, tuple[str, Callable[[float, float], float]]] = {
     "kv_transfer_ms": ("sglang:kv_transfer_latency_ms", max),
     "kv_transfer_gb_s": ("sglang:kv_transfer_speed_gb_s", max),
 }
+# SGLang's word for an engine that does both roles, and that of compose.replicas.yaml.
+_KINDS = {"unified": "engine"}
 _BY_METRIC: dict[str, tuple[str, Callable[[float, float], float]]] = {
     **{metric: (name, float.__add__) for name, metric in COUNTERS.items()},
     **{metric: (name, join) for name, (metric, join) in GAUGES.items()},
@@ -83,12 +85,13 @@ def parse_metrics(text: str) -> dict[str, dict[str, float]]:
             if known is None:
                 continue
             address = sample.labels.get("worker_addr", "")
-            kind = sample.labels.get("engine_type", "engine") if address else ""
+            kind = _KINDS.get(kind := sample.labels.get("engine_type", "engine"), kind) if address else ""
             values = workers.setdefault((kind, address), {})
             name, join = known
             values[name] = join(values[name], float(sample.value)) if name in values else float(sample.value)
     engines: dict[str, dict[str, float]] = {}
-    for kind, address in sorted(workers):
+    # The shorter address first: `engine` before `engine-2`.
+    for kind, address in sorted(workers, key=lambda worker: (worker[0], len(worker[1]), worker[1])):
         same = sum(1 for name in engines if name.partition("-")[0] == kind)
         engines[f"{kind}-{same + 1}" if same else kind] = workers[kind, address]
     return engines
@@ -185,10 +188,10 @@ class Watcher:
                 self.gpus += found
 
 
-def engine_identity(url: str, ca_timeout: float = 5.0) -> dict[str, Any] | None:
+def engine_identity(url: str, timeout: float = 20.0) -> dict[str, Any] | None:
     """`/server_info` of an engine, reduced to what identifies it; None when it does not answer."""
     try:
-        response = httpx.get(url.rstrip("/") + "/server_info", timeout=ca_timeout, trust_env=False)
+        response = httpx.get(url.rstrip("/") + "/server_info", timeout=timeout, trust_env=False)
         response.raise_for_status()
         info: Any = response.json()
     except (httpx.HTTPError, ValueError):

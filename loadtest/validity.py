@@ -46,7 +46,10 @@ class Finding(BaseModel):
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that the rules look at. `users` is None in an open loop. Wall-clock seconds."""
+    """All that the rules look at. `users` is None in an open loop. Wall-clock seconds.
+
+    `contradictions` between lock and engines, in words; `locked`: the lock describes a stack of this kind at all.
+    """
 
     begin: float
     end: float
@@ -56,7 +59,8 @@ class Evidence:
     gpus: Sequence[GpuSample] = ()
     users: int | None = None
     steady: bool = True
-    expected_identity: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    contradictions: Sequence[str] = ()
+    locked: bool = True
     found_identity: Mapping[str, Mapping[str, Any] | None] = field(
         default_factory=dict[str, "Mapping[str, Any] | None"]
     )
@@ -297,10 +301,13 @@ def _schedule(evidence: Evidence) -> Iterable[Finding]:
 
 
 def _identity(evidence: Evidence) -> Iterable[Finding]:
+    for text in evidence.contradictions:
+        yield _reject("identity", text)
+    if not evidence.locked:
+        yield _note("not-locked", "deploy.lock describes no stack that serves this model with these roles")
     for engine, found in evidence.found_identity.items():
-        for name, wanted in evidence.expected_identity.items():
-            if found is not None and name in found and found[name] != wanted:
-                yield _reject("identity", f"{engine} has {name} = {found[name]!r}, the lock says {wanted!r}")
+        if found is None:
+            yield _note("no-identity", f"{engine} did not say what it is: it was not held against the lock")
         after = (evidence.identity_after or {}).get(engine)
         if found is not None and after is not None and found != after:
             changed = sorted(name for name in {*found, *after} if found.get(name) != after.get(name))

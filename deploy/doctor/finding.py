@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from deploy.spec.model import Spec
+from deploy.spec.profiles import Profile
 
 
 class Severity(StrEnum):
@@ -65,7 +66,7 @@ class Needs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    profile: Literal["pd", "cpu"] | None = None
+    profile: Profile | None = None
     transport: Literal["isolated", "p2p"] = "isolated"
     roles: tuple[RoleNeeds, ...] = ()
     bind: str = "127.0.0.1"
@@ -83,12 +84,12 @@ def needs_of(spec: Spec, model_folder: str | None, image_bytes: int) -> Needs:
         model_folder: absolute path of the model, None if it is generated.
         image_bytes: room that building the image takes, 0 if it is there.
     """
-    pairs = (("prefill", spec.prefill), ("decode", spec.decode)) if spec.profile == "pd" else ()
     return Needs(
-        profile="cpu" if spec.profile == "cpu" else "pd",
+        profile=spec.profile,
         transport=spec.transport,
         roles=tuple(
-            RoleNeeds(name=name, gpus=role.gpus, numa_node=role.numa_node, cpus=role.cpus) for name, role in pairs
+            RoleNeeds(name=name, gpus=role.gpus, numa_node=role.numa_node, cpus=role.cpus)
+            for name, role in spec.roles.items()
         ),
         bind=spec.router.bind,
         port=spec.router.port,

@@ -5,12 +5,16 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from deploy.host.report import Gpu, HostReport
-from deploy.init.memory import MemoryPlan, plan_memory
+from deploy.spec.memory import MemoryPlan, plan_memory
+from deploy.spec.model import Spec
+from deploy.spec.profiles import ENGINES, Profile
 
 RANKS = 4
 """GPUs of prefill and of decode each."""
 REPLICA_RANKS = 2
 """Two GPUs hold the weights."""
+REPLICA_MEMORY_FRACTION = 0.9
+"""Weights take three quarters of two GPUs: with less, little or nothing would remain for the KV cache."""
 OS_CORES = 2
 """Physical cores of each NUMA node that no role gets: kernel, Docker, router, tokenizers of other programs."""
 ENOUGH_CORES = 16
@@ -52,35 +56,40 @@ class Proposal:
         system_cpus: CPUs that stay with the operating system.
         transport: how the KV cache travels, with `transport_reason`.
         settings: variables that differ from compose.yaml's defaults.
+        memory_fraction: share of GPU memory for weights and KV cache.
         memory: of one GPU, None without GPUs.
         remarks: why it looks like this.
         obstacles: what keeps this host from serving; empty if nothing does.
     """
 
-    profile: str
+    profile: Profile
     roles: tuple[RolePlan, ...] = ()
     system_cpus: tuple[int, ...] = ()
     transport: str = "isolated"
     transport_reason: str = ""
     settings: tuple[Setting, ...] = ()
+    memory_fraction: float = 0.85
     memory: MemoryPlan | None = None
     remarks: tuple[str, ...] = ()
     obstacles: tuple[str, ...] = field(default=())
 
 
-def propose(report: HostReport, memory_fraction: float = 0.85) -> Proposal:
+def propose(report: HostReport, keep: Spec | None = None) -> Proposal:
     """Choose profile, GPUs, CPUs and settings for a host.
 
-    Eight GPUs and more: prefill and decode with four each. Fewer: replicas of two. None: the CPU profile.
+    Eight GPUs and more: prefill and decode with four each, unless `keep` has replicas. Fewer: replicas of two. None:
+    the CPU profile.
+
+    Args:
+        keep: what a person decided before; the defaults if None.
     """
+    keep = keep or Spec()
     gpus = [gpu for gpu in report.gpus if not gpu.mig]
     if not gpus:
         return _without_gpus(report)
-    if len(gpus) >= 2 * RANKS:
-        names, ranks, profile = ("prefill", "decode"), RANKS, "pd"
-    else:
-        names = tuple(f"engine {number}" for number in range(len(gpus) // REPLICA_RANKS))
-        ranks, profile = REPLICA_RANKS, "replicas"
+    profile: Profile = "pd" if len(gpus) >= 2 * RANKS and keep.profile != "replicas" else "replicas"
+    ranks = RANKS if profile == "pd" else REPLICA_RANKS
+    names = ENGINES[profile][: len(gpus) // ranks]
     groups = divide(report, gpus, len(names), ranks)
     remarks = [f"{len(gpus)} GPUs: profile {profile}, {len(names)} engines of {ranks}"]
     remarks += [f"GPU {gpu.index} is left out: MIG is on" for gpu in report.gpus if gpu.mig]
@@ -94,9 +103,14 @@ def propose(report: HostReport, memory_fraction: float = 0.85) -> Proposal:
         for name, group, node, cpus in zip(names, groups, nodes, cpu_sets, strict=False)
     )
     smallest = min((gpu.memory_mib for gpu in gpus if gpu.memory_mib), default=None)
-    memory = plan_memory(smallest, memory_fraction, ranks) if smallest else None
+    fraction = keep.engine.memory_fraction
+    if profile == "replicas":
+        fraction = max(fraction, REPLICA_MEMORY_FRACTION)
+    engine = keep.engine.model_copy(update={"memory_fraction": fraction})
+    chosen = keep.model_copy(update={"profile": profile, "engine": engine})
+    memory = plan_memory(smallest, chosen, ranks) if smallest else None
     if memory and not memory.fits:
-        obstacles.append(f"{ranks} GPUs of {memory.total / 1024**3:.0f} GiB do not hold the weights")
+        obstacles.append(f"{ranks} GPUs of {memory.total / 1024**3:.0f} GiB are too small: {memory}")
     transport, reason = _transport(report)
     return Proposal(
         profile=profile,
@@ -105,6 +119,7 @@ def propose(report: HostReport, memory_fraction: float = 0.85) -> Proposal:
         transport=transport,
         transport_reason=reason,
         settings=tuple(_settings(report, groups)),
+        memory_fraction=fraction,
         memory=memory,
         remarks=tuple(remarks),
         obstacles=tuple(obstacles),

@@ -1,6 +1,9 @@
 """A proposal as deploy.toml, and in words."""
 
 import json
+import textwrap
+
+from pydantic import BaseModel
 
 from deploy.host.parsers.cpu_list import format_cpu_list
 from deploy.init.propose import Proposal, RolePlan
@@ -23,26 +26,26 @@ def to_toml(proposal: Proposal, keep: Spec, uuids: bool) -> str:
     ]
     if proposal.profile == "pd":
         lines += ["", f"# {proposal.transport_reason}.", f"transport = {_text(proposal.transport)}"]
-    lines += ["", "[model]", f"path = {_text(keep.model.path)}", f"name = {_text(keep.model.name)}"]
+    lines += ["", "[model]", *_keys(keep.model, ("path", "name", "repo", "revision", "variant"))]
+    lines += ["", "[image]", *_keys(keep.image, ("registry", "public_key"))]
     if proposal.profile == "pd":
         prefill, decode = proposal.roles
-        lines += _role(prefill, uuids)
         lines += [
-            f"chunked_prefill_size = {keep.prefill.chunked_prefill_size}",
-            f"extra_arguments = {_text(keep.prefill.extra_arguments)}",
+            *_role("[prefill]", prefill, uuids),
+            *_keys(keep.prefill, ("chunked_prefill_size", "extra_arguments")),
         ]
-        lines += _role(decode, uuids)
-        lines += [
-            f"max_running_requests = {keep.decode.max_running_requests}",
-            f"extra_arguments = {_text(keep.decode.extra_arguments)}",
-        ]
-        lines += ["", "[engine]", f"context_length = {keep.engine.context_length}"]
+        lines += [*_role("[decode]", decode, uuids), *_keys(keep.decode, ("max_running_requests", "extra_arguments"))]
+    elif proposal.profile == "replicas":
+        for number, role in enumerate(proposal.roles):
+            extra = keep.replica[number].extra_arguments if number < len(keep.replica) else ""
+            lines += [*_role("[[replica]]", role, uuids), f"extra_arguments = {_text(extra)}"]
+    if proposal.profile != "cpu":
+        engine = keep.engine.model_copy(update={"memory_fraction": proposal.memory_fraction})
+        lines += ["", "[engine]", *_keys(engine, ("context_length",))]
         if proposal.memory:
-            lines.append(f"# {memory_line(proposal)}.")
-        lines += [
-            f"memory_fraction = {keep.engine.memory_fraction}",
-            f"speculation = {_text(keep.engine.speculation)}",
-        ]
+            lines += _comment(str(proposal.memory))
+        lines += _keys(engine, ("memory_fraction", "speculation", "draft_path", "moe_backend", "nccl"))
+        lines += _keys(engine, ("pcie_ipc_all_reduce",))
     lines += [
         "",
         "[router]",
@@ -60,12 +63,22 @@ def to_toml(proposal: Proposal, keep: Spec, uuids: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _role(role: RolePlan, uuids: bool) -> list[str]:
+def _keys(section: BaseModel, names: tuple[str, ...]) -> list[str]:
+    """Keys of a table as the person has them."""
+    return [f"{name} = {_value(getattr(section, name))}" for name in names]
+
+
+def _comment(text: str) -> list[str]:
+    """A sentence as comment lines."""
+    return textwrap.wrap(f"{text[:1].upper()}{text[1:]}.", 120, initial_indent="# ", subsequent_indent="# ")
+
+
+def _role(table: str, role: RolePlan, uuids: bool) -> list[str]:
     names = [gpu.uuid if uuids and gpu.uuid else gpu.index for gpu in role.gpus]
     indices = ", ".join(str(gpu.index) for gpu in role.gpus)
     return [
         "",
-        f"[{role.name}]",
+        table,
         f"# GPUs {indices} of nvidia-smi, the nearest to each other on NUMA node {role.numa_node}.",
         "gpus = [",
         *(f"    {_value(name)}," for name in names),
@@ -76,24 +89,12 @@ def _role(role: RolePlan, uuids: bool) -> list[str]:
     ]
 
 
-def memory_line(proposal: Proposal) -> str:
-    """The memory plan of one GPU in one line."""
-    plan = proposal.memory
-    if plan is None:
-        return "no GPU memory to plan"
-    total, weights, cache, rest = (
-        f"{size / 1024**3:.0f}" for size in (plan.total, plan.weights, plan.kv_cache, plan.rest)
-    )
-    return (
-        f"Of {total} GiB a GPU about {weights} hold weights, {cache} KV cache ({plan.tokens / 1e6:.1f} million tokens, "
-        f"estimated), {rest} activations and CUDA graphs"
-    )
-
-
 def _text(value: str) -> str:
     """A TOML basic string; JSON's escapes are a subset of TOML's but for the delete character."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _value(value: str | int | float) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return _text(value) if isinstance(value, str) else str(value)

@@ -18,7 +18,7 @@ from deploy.host.errors import HostError
 from deploy.host.report import HostReport
 from deploy.init.drawing import draw
 from deploy.init.propose import Proposal, propose
-from deploy.init.render import memory_line, to_toml
+from deploy.init.render import to_toml
 from deploy.spec.load import SpecError, SpecFile, load, parse
 from deploy.spec.model import Spec
 from deploy.stack.environment import Facts, render, variables
@@ -50,7 +50,7 @@ def init(
         DeployError: a file is there already and nobody can be asked.
     """
     present = load(spec).spec if spec.exists() else Spec()
-    proposal = propose(report, present.engine.memory_fraction)
+    proposal = propose(report, present)
     text = to_toml(proposal, present, _has_uuids(report))
     obstacle = "; ".join(proposal.obstacles)
     spec_file: SpecFile | None = None
@@ -72,7 +72,14 @@ def init(
     if env_file:
         folder = Path(spec_file.spec.model.path)
         key = spec_file.spec.router.api_key_file
-        facts = Facts(image, folder if folder.is_absolute() else spec.parent / folder, Path(key) if key else None, {})
+        draft = spec_file.spec.engine.draft_path
+        facts = Facts(
+            image,
+            folder if folder.is_absolute() else spec.parent / folder,
+            Path(key) if key else None,
+            {},
+            (spec.parent / draft).absolute() if draft else None,
+        )
         files[env_file] = render(variables(spec_file, facts)).replace(
             "Written by `deploy up`", "Written by `deploy init`"
         )
@@ -140,7 +147,7 @@ def _show(report: HostReport, proposal: Proposal) -> None:
     for remark in proposal.remarks:
         console.print(Text(remark))
     if proposal.memory:
-        console.print(Text(memory_line(proposal)))
+        console.print(Text(f"memory: {proposal.memory}"))
     if proposal.profile == "pd":
         console.print(Text(f"transport {proposal.transport}: {proposal.transport_reason}"))
     for setting in proposal.settings:

@@ -120,13 +120,15 @@ class LockedHook(_Table):
     """A function of SGLang that the plug-in replaces.
 
     Attributes:
-        target: `module:qualified.name`.
+        target: its dotted path.
         op: the kernel that takes its place.
+        switch: the environment variable that turns it on.
         upstream_sha256: of the source of the function it was written against.
     """
 
     target: str
     op: str
+    switch: str
     upstream_sha256: Sha256
 
 

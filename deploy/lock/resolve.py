@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from python_on_whales.exceptions import DockerException
+from sm120_kernels.plugin.table import HOOKS
 
 from deploy.errors import DeployError
 from deploy.host.docker_facts import INSTALL, MINIMUM_COMPOSE, MINIMUM_ENGINE
@@ -41,6 +42,7 @@ from deploy.lock.model import (
     ImageLock,
     KernelsLock,
     Lock,
+    LockedHook,
     LockedRole,
     ModelLock,
     Part,
@@ -54,13 +56,12 @@ from deploy.lock.tree import content_hashes, tree_hash
 from deploy.lock.wheels import Target, group_disagreements, installed_wheels
 from deploy.model.hashing import folder_files, lock_folder
 from deploy.spec.load import SpecFile
-from deploy.spec.model import Profile
-from deploy.stack.compose import Stack, words
+from deploy.spec.profiles import COMPOSE_FILES, Profile
+from deploy.stack.compose import stack_of, words
 from deploy.stack.environment import Facts, variables
 from deploy.stack.preview import preview, require_known_variables
 from deploy.stack.roles import locked_roles
 
-COMPOSE_FILES = ("compose.cpu.yaml", "compose.p2p.yaml", "compose.yaml")
 # Which package brings the interpreter and which the C library; their versions decide which wheels fit.
 INTERPRETER, C_LIBRARY = re.compile(r"python3\.\d+-minimal"), re.compile("libc6")
 
@@ -116,7 +117,8 @@ def check_lock(root: Path, spec_file: SpecFile) -> list[Disagreement]:
     """
     locked = read_lock(root)
     derived, unresolved = derive(root, spec_file, locked)
-    changes = diff(locked, derived).changes
+    # An image that must be built anew has no layers yet: the change of its inputs says it all.
+    changes = [change for change in diff(locked, derived).changes if change.section != "layer"]
     return unresolved + [Disagreement(change.section, describe(change), "deploy lock") for change in changes]
 
 
@@ -205,7 +207,7 @@ def derive(root: Path, spec_file: SpecFile, locked: Lock) -> tuple[Lock, list[Di
             update={
                 "python": _python(root, rootfs, uv_lock),
                 "wheels": {name: wheel.locked for name, wheel in wheels.items()},
-                "kernels": KernelsLock(tree=_tree(inputs, "packages/kernels/sm120_kernels")),
+                "kernels": KernelsLock(tree=_tree(inputs, "packages/kernels/sm120_kernels"), hook=_hooks()),
                 "runtime": RuntimeLock(
                     engine_runtime=_tree(inputs, "packages/engine/engine_runtime"),
                     cpu_standins=_tree(inputs, "packages/engine/cpu_standins"),
@@ -216,7 +218,7 @@ def derive(root: Path, spec_file: SpecFile, locked: Lock) -> tuple[Lock, list[Di
                     docker_engine=_dotted(MINIMUM_ENGINE),
                     docker_compose=_dotted(MINIMUM_COMPOSE),
                 ),
-                "compose": {name: _sha256(root / name) for name in COMPOSE_FILES},
+                "compose": {name: _sha256(root / name) for name in sorted(COMPOSE_FILES)},
                 "roles": {profile: future.result() for profile, future in sorted(roles.items())},
                 "image": _image(locked.image, inputs),
             }
@@ -234,7 +236,7 @@ def profile_roles(root: Path, spec_file: SpecFile, profile: Profile) -> dict[str
         raise HostError("there is no docker compose", "it says what the compose files come to", INSTALL)
     spec = spec_file.spec.model_copy(update={"profile": profile})
     chosen = replace(spec_file, spec=spec)
-    stack = Stack(root, Path(os.devnull), profile, spec.transport)
+    stack = stack_of(root, Path(os.devnull), spec)
     lines = variables(chosen, Facts(image="", model=Path("/model"), api_key_file=None, limits={}))
     require_known_variables(chosen, stack.files, lines)
     try:
@@ -287,20 +289,36 @@ def _model_open(spec_file: SpecFile, locked: Lock) -> list[Disagreement]:
 
 
 def _engine(root: Path, locked: Lock, sources: Sources, progress: Progress) -> EngineLock:
-    # Here and not above, as in `built_image`: loading the HTTP client takes longer than `lock --check`.
-    from deploy.lock.fetch import default_cache, fetch
-
     assert locked.rootfs
     inputs = read_inputs(root, locked.rootfs.package)
-    wheel = installed_wheels((root / "uv.lock").read_text(encoding="utf-8"), _target(locked.rootfs))[PACKAGE]
-    file = fetch(
-        wheel.url,
-        wheel.sha256,
-        sources.cache or default_cache(),
-        lambda done, total: progress(wheel.file, done, total),
-        sources.certificates,
+    file, sha256 = engine_wheel(root, locked.rootfs, sources, progress)
+    return lock_engine(file, sha256, inputs.files)
+
+
+def engine_wheel(root: Path, rootfs: RootfsLock, sources: Sources, progress: Progress) -> tuple[Path, str]:
+    """SGLang's locked wheel, fetched unless it is in the cache, and its hash.
+
+    Args:
+        root: the checkout.
+        rootfs: decides which wheel fits.
+
+    Raises:
+        DeployError: uv.lock names none, or it cannot be fetched.
+    """
+    # Here and not above, as in `built_image`: loading the HTTP client takes longer than `lock --check`.
+    from deploy.fetch import Advice, Item, cache_folder, fetch, http_client
+
+    wheel = installed_wheels((root / "uv.lock").read_text(encoding="utf-8"), _target(rootfs))[PACKAGE]
+    target = (sources.cache or cache_folder("wheels")) / wheel.sha256
+    advice = Advice(
+        altered="something between here and the package index alters files: try another network",
+        missing="the package index no longer has what uv.lock names: .tools/bin/uv lock",
+        unreachable="check the network and the certificates (--certificates FILE); deploy.lock is as it was",
     )
-    return lock_engine(file, wheel.sha256, inputs.files)
+    with http_client(sources.certificates) as http:
+        item = Item(wheel.file, wheel.url, wheel.sha256, target, wheel.size)
+        fetch([item], http, advice, lambda done, total: progress(wheel.file, done, total))
+    return target, wheel.sha256
 
 
 def built_image(image: ImageLock) -> tuple[ImageLock, Disagreement | None]:
@@ -383,6 +401,13 @@ def _tiny_model() -> ModelLock:
 
     with tempfile.TemporaryDirectory(prefix="deploy-lock-") as directory:
         return lock_folder(generate(Path(directory) / "tiny"))
+
+
+def _hooks() -> tuple[LockedHook, ...]:
+    return tuple(
+        LockedHook(target=hook.target, op=hook.op, switch=hook.switch, upstream_sha256=hook.upstream_sha256)
+        for hook in HOOKS
+    )
 
 
 def _tree(inputs: ImageInputs, folder: str) -> str:

@@ -19,11 +19,12 @@ from deploy.errors import DeployError
 from deploy.host.report import HostReport
 from deploy.report.archive import contents, known_identities, last_lines, pack, save
 from deploy.report.redact import Redactor
-from deploy.stack.compose import ROLES, running_stack
+from deploy.spec.profiles import COMPOSE_FILES
+from deploy.stack.compose import running_stack
 from deploy.stack.state import State
 
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSW", re.IGNORECASE)
-LOCKS = ("deploy.lock", "uv.lock", "compose.yaml", "compose.p2p.yaml", "compose.cpu.yaml", "Dockerfile")
+LOCKS = ("deploy.lock", "uv.lock", *COMPOSE_FILES, "Dockerfile")
 
 
 def report(root: Path, spec: Path, state: State, host: HostReport, needs: Needs, output: Path | None) -> Path:
@@ -83,7 +84,7 @@ def collect(root: Path, spec: Path, state: State, host: HostReport, needs: Needs
         add("compose-effective.json", lambda: json.dumps(stack.config(), indent=2) + "\n")
         roles = {entry.role: entry for entry in stack.roles()}
         add("roles.json", lambda: json.dumps({role: str(entry) for role, entry in roles.items()}, indent=2) + "\n")
-        for role in ROLES:
+        for role in dict.fromkeys((*stack.expected, *roles)):
             if entry := roles.get(role):
                 add(f"logs/{role}.log", lambda entry=entry: last_lines(stack.log(entry.container, tail=4000)))
             else:

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any, cast, get_origin
+from typing import Any, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -159,17 +159,20 @@ def _unknown_key(path: Path, position: Position) -> Problem:
 def _section(table: Path) -> type[BaseModel]:
     section: type[BaseModel] = Spec
     for part in table:
-        annotation = section.model_fields[str(part)].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        section = annotation
+        if isinstance(part, str):
+            section = _table(section.model_fields[part].annotation) or section
     return section
 
 
 def _fields(name: str) -> list[str]:
-    annotation = Spec.model_fields[name].annotation
-    if get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return list(annotation.model_fields)
-    return []
+    section = _table(Spec.model_fields[name].annotation)
+    return list(section.model_fields) if section else []
+
+
+def _table(annotation: Any) -> type[BaseModel] | None:
+    """The model of a table or of the elements of an array of tables."""
+    element = next(iter(get_args(annotation)), None) if get_origin(annotation) is tuple else annotation
+    return element if isinstance(element, type) and issubclass(element, BaseModel) else None
 
 
 def _hint(path: Path) -> str:
@@ -178,7 +181,7 @@ def _hint(path: Path) -> str:
     for part in path:
         if isinstance(part, str):
             section = getattr(section, part, None)
-    if section is None or isinstance(section, BaseModel):
+    if section is None or section == () or isinstance(section, BaseModel):
         return "see the comments in deploy.toml"
     return f"for example {_toml(section)}"
 

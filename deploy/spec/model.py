@@ -7,11 +7,28 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-Profile = Literal["pd", "cpu", "replicas"]
+from deploy.spec.profiles import ENGINES, Profile
+
 Transport = Literal["isolated", "p2p"]
+Variant = Literal["mxfp4", "nvfp4"]
+MoeBackend = Literal["auto", "flashinfer_mxfp4", "flashinfer_cutlass", "marlin", "humming"]
 CDI_KIND = "nvidia.com/gpu"
 # compose.yaml lists this many devices a role.
 GPUS_PER_ROLE = 4
+REPLICA_LAYOUTS = {2: 4, 4: 2}
+"""How many engines at most, by the GPUs of each: compose.replicas.yaml and compose.replicas-tp4.yaml."""
+MOE_BACKENDS: dict[Variant, tuple[MoeBackend, ...]] = {
+    "mxfp4": ("flashinfer_mxfp4", "marlin", "humming"),
+    "nvfp4": ("flashinfer_cutlass", "marlin"),
+}
+"""What SGLang 0.5.23 has for the experts of each checkpoint on sm_120, its default first.
+
+Read from `Fp8Config.get_quant_method` (layers/quantization/fp8.py) and `ModelOptNvFp4FusedMoEMethod`
+(modelopt_quant.py). `cutlass` means FP8 experts there and is refused for NVFP4; the TensorRT-LLM runners, which it
+takes by itself for an NVFP4 checkpoint, are made for sm_100 alone.
+"""
+
+REGISTRY = r"(https?://)?([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?((/[a-z0-9]+([._-]+[a-z0-9]+)*)*)/?"
 
 GpuName = Annotated[str, StringConstraints(pattern=r"^(GPU-[0-9a-fA-F-]+|[\w.-]+/[\w.-]+=[\w.:-]+)$")]
 Gpu = Annotated[int, Field(ge=0, le=255)] | GpuName
@@ -28,13 +45,15 @@ class Section(BaseModel):
 class Model(Section):
     """The folder with config.json, tokenizer and safetensors shards, and the name clients ask for.
 
-    `repo` and `revision` say where on a hub its files come from; both empty: from nowhere but the folder.
+    `repo` and `revision` say where on a hub its files come from; both empty: from nowhere but the folder. `variant` is
+    the format of the experts' weights.
     """
 
     path: Annotated[str, StringConstraints(min_length=1)] = "model"
     name: Annotated[str, StringConstraints(pattern=r"^[\w./:-]+$")] = "deepseek-v4-flash"
     repo: Annotated[str, StringConstraints(pattern=r"^([\w.-]+/[\w.-]+)?$")] = ""
     revision: str = ""
+    variant: Variant = "mxfp4"
 
     @model_validator(mode="after")
     def _one_revision(self) -> Self:
@@ -70,6 +89,27 @@ class Role(Section):
         return gpus
 
 
+class Image(Section):
+    """The registry that holds the engine's image, `[http://]HOST[:PORT][/PATH]`; empty: it is built here.
+
+    `public_key` is a cosign public key file; with one, an image is run only if it carries that key's signature.
+    """
+
+    registry: Annotated[str, StringConstraints(pattern=f"^({REGISTRY})?$")] = ""
+    public_key: str = ""
+
+    @model_validator(mode="after")
+    def _signatures_lie_in_the_registry(self) -> Self:
+        if self.public_key and not self.registry:
+            raise _refusal(
+                "a public key without a registry",
+                "signatures lie beside the image in its registry",
+                "set image.registry too",
+                "public_key",
+            )
+        return self
+
+
 class Prefill(Role):
     """The engine that reads prompts. `chunked_prefill_size` is in tokens."""
 
@@ -87,11 +127,18 @@ class Decode(Role):
 
 
 class Engine(Section):
-    """Settings that are equal in both roles. `context_length` is prompt plus answer, in tokens."""
+    """Settings that are equal in all engines. `context_length` is prompt plus answer, in tokens.
+
+    `draft_path` is DSpark's draft model where the model's folder does not hold it.
+    """
 
     context_length: PositiveInt = 131072
     memory_fraction: Fraction = 0.85
     speculation: Literal["none", "eagle", "dspark"] = "none"
+    draft_path: str = ""
+    moe_backend: MoeBackend = "auto"
+    nccl: Literal["auto", "ll_ring"] = "auto"
+    pcie_ipc_all_reduce: bool = False
 
 
 class Router(Section):
@@ -131,22 +178,20 @@ class Spec(Section):
     profile: Profile = "pd"
     transport: Transport = "isolated"
     model: Model = Model()
+    image: Image = Image()
     prefill: Prefill = Prefill()
     decode: Decode = Decode()
+    replica: tuple[Role, ...] = ()
     engine: Engine = Engine()
     router: Router = Router()
     variables: dict[VariableName, str | int | float] = Field(default_factory=dict)
 
-    @field_validator("profile")
+    @field_validator("replica", mode="before")
     @classmethod
-    def _profile_exists(cls, profile: Profile) -> Profile:
-        if profile == "replicas":
-            raise _refusal(
-                "the replicas profile (aggregated engines with speculative decoding) is not available",
-                "this version serves prefill and decode in separate containers only",
-                'use "pd" on the 8-GPU host or "cpu" on a machine without GPUs',
-            )
-        return profile
+    def _array_of_tables(cls, replica: object) -> object:
+        if isinstance(replica, dict):
+            raise _refusal("one table", "there can be several replicas", "write [[replica]] with two brackets")
+        return replica
 
     @field_validator("variables")
     @classmethod
@@ -163,10 +208,34 @@ class Spec(Section):
 
     @model_validator(mode="after")
     def _topology(self) -> Self:
-        if self.profile == "pd":
-            for check in (_equal_tensor_parallel, _four_gpus, _gpus_apart, _no_speculation):
-                check(self)
+        checks = {
+            "pd": (_equal_tensor_parallel, _four_gpus, _gpus_apart, _no_speculation, *_ENGINE_CHECKS),
+            "replicas": (_some_replica, _equal_replicas, _known_layout, _gpus_apart, _isolated, *_ENGINE_CHECKS),
+            "cpu": (),
+        }
+        for check in checks[self.profile]:
+            check(self)
         return self
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """The engines that get GPUs, by the name of their service in the compose files."""
+        if self.profile == "pd":
+            return {"prefill": self.prefill, "decode": self.decode}
+        if self.profile == "replicas":
+            return dict(zip(ENGINES["replicas"], self.replica, strict=False))
+        return {}
+
+    @property
+    def gpus_per_engine(self) -> int:
+        """Tensor-parallel size; 0 without GPUs."""
+        return next((len(role.gpus) for role in self.roles.values()), 0)
+
+    @property
+    def moe_backend(self) -> MoeBackend:
+        """The one that runs the experts."""
+        chosen = self.engine.moe_backend
+        return MOE_BACKENDS[self.model.variant][0] if chosen == "auto" else chosen
 
 
 def cdi_device(gpu: Gpu) -> str:
@@ -198,15 +267,107 @@ def _four_gpus(spec: Spec) -> None:
 
 
 def _gpus_apart(spec: Spec) -> None:
-    shared = sorted(set(map(cdi_device, spec.prefill.gpus)) & set(map(cdi_device, spec.decode.gpus)))
-    if shared:
+    owners: dict[str, str] = {}
+    for name, role in spec.roles.items():
+        devices = list(map(cdi_device, role.gpus))
+        if shared := sorted(set(devices) & set(owners)):
+            raise _refusal(
+                f"{owners[shared[0]]} and {name} both have {', '.join(shared)}",
+                "each engine takes nearly all memory of its GPUs",
+                "give each GPU to one engine",
+                *_key(spec, name),
+                "gpus",
+            )
+        owners |= dict.fromkeys(devices, name)
+
+
+def _key(spec: Spec, name: str) -> tuple[str | int, ...]:
+    """Where an engine's table stands in the file."""
+    return ("replica", list(spec.roles).index(name)) if spec.profile == "replicas" else (name,)
+
+
+def _some_replica(spec: Spec) -> None:
+    if not spec.replica:
         raise _refusal(
-            f"prefill and decode both have {', '.join(shared)}",
-            "each engine takes nearly all memory of its GPUs",
-            "give each GPU to one role",
-            "decode",
-            "gpus",
+            "profile replicas without a [[replica]]",
+            "each [[replica]] is one engine with its GPUs",
+            "deploy init proposes them for this host; or add [[replica]] with gpus = [0, 1] and numa_node = 0",
+            "profile",
         )
+
+
+def _equal_replicas(spec: Spec) -> None:
+    for number, replica in enumerate(spec.replica[1:], 1):
+        if len(replica.gpus) != spec.gpus_per_engine:
+            raise _refusal(
+                f"{len(replica.gpus)} GPUs here and {spec.gpus_per_engine} in the first [[replica]]",
+                "the router spreads requests evenly, so that the weakest engine would set the pace",
+                "give every [[replica]] the same number of GPUs",
+                *("replica", number, "gpus"),
+            )
+
+
+def _known_layout(spec: Spec) -> None:
+    size, number = spec.gpus_per_engine, len(spec.replica)
+    most = REPLICA_LAYOUTS.get(size)
+    if most is None:
+        raise _refusal(
+            f"engines of {size} GPUs",
+            "one GPU does not hold the weights, and more than four never hang on one NUMA node of such a host",
+            "list 2 or 4 GPUs in each [[replica]]",
+            *("replica", 0, "gpus"),
+        )
+    if number > most:
+        raise _refusal(
+            f"{number} engines of {size} GPUs",
+            f"the compose files have {most} engines of {size} GPUs",
+            f"keep at most {most} [[replica]]",
+            *("replica", most),
+        )
+
+
+def _isolated(spec: Spec) -> None:
+    if spec.transport != "isolated":
+        raise _refusal(
+            f"transport {spec.transport!r} with profile replicas",
+            "each engine keeps its own KV cache: nothing travels",
+            'set transport = "isolated"',
+            "transport",
+        )
+
+
+def _draft_wanted(spec: Spec) -> None:
+    if spec.engine.draft_path and spec.engine.speculation != "dspark":
+        raise _refusal(
+            f"a draft model with speculation {spec.engine.speculation!r}",
+            "only DSpark has a draft model of its own; EAGLE's is a layer of the model",
+            'remove draft_path, or set engine.speculation = "dspark"',
+            *("engine", "draft_path"),
+        )
+
+
+def _moe_backend_fits(spec: Spec) -> None:
+    allowed = MOE_BACKENDS[spec.model.variant]
+    if spec.moe_backend not in allowed:
+        raise _refusal(
+            f"{spec.moe_backend} with the {spec.model.variant} checkpoint",
+            f"on this GPU SGLang runs its experts with {', '.join(allowed)}",
+            f'set engine.moe_backend = "{allowed[0]}", or correct model.variant',
+            *("engine", "moe_backend"),
+        )
+
+
+def _no_nvfp4_draft(spec: Spec) -> None:
+    if spec.model.variant == "nvfp4" and spec.engine.speculation != "none":
+        raise _refusal(
+            f"speculation {spec.engine.speculation!r} with the nvfp4 checkpoint",
+            "its draft layers stay MXFP4, and SGLang gives these to a TensorRT-LLM kernel that sm_120 has not",
+            'set engine.speculation = "none", or serve the mxfp4 checkpoint',
+            *("engine", "speculation"),
+        )
+
+
+_ENGINE_CHECKS = (_draft_wanted, _moe_backend_fits, _no_nvfp4_draft)
 
 
 def _no_speculation(spec: Spec) -> None:
@@ -219,6 +380,6 @@ def _no_speculation(spec: Spec) -> None:
             raise _refusal("a --speculative… argument with profile pd", reason, "remove it", name, "extra_arguments")
 
 
-def _refusal(what: str, why: str, fix: str, *key: str) -> PydanticCustomError:
+def _refusal(what: str, why: str, fix: str, *key: str | int) -> PydanticCustomError:
     """A value that is well-formed and still refused; `key` leads from the validated section to the culprit."""
     return PydanticCustomError("refused", "{what}", {"what": what, "why": why, "fix": fix, "key": key})

@@ -1,24 +1,39 @@
-"""Acceptance: the proof that the running stack serves a request through both engines. HTTP 200 is not enough."""
+"""Acceptance: the proof that the running stack serves a request the way its profile says. HTTP 200 is not enough."""
 
 import random
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from deploy.errors import DeployError
+from deploy.spec.profiles import ROUTER
 from deploy.stack.client import Endpoint, stream
 from deploy.stack.compose import Stack
-from deploy.stack.counters import Counters, crossing, parse_counters
+from deploy.stack.counters import (
+    Counters,
+    Served,
+    crossing,
+    healthy_workers,
+    parse_counters,
+    parse_served,
+    serving,
+)
 from deploy.stack.events import Running
 from deploy.stack.transport import bytes_sent, describe, remote_writes
+from loadtest.sse import Usage
 
 NIXL_PORT = 19090
+ROUTER_METRICS_PORT = 29000
+MEBIBYTE = 1024**2
 READY_PATIENCE_S = 60.0
 COUNTER_PATIENCE_S = 10.0
 # Longer than the model's 128-token attention window, so that every kind of KV state has to cross.
 PROMPT_WORDS = 300
 ANSWER_TOKENS = 48
+Check = Callable[[Usage], "Work"]
+T = TypeVar("T")
 _WORDS = [
     "time",
     "list",
@@ -52,7 +67,8 @@ class Acceptance:
     """What the accepting request showed.
 
     Attributes:
-        transferred: bytes that NIXL sent from prefill during the request.
+        engines: those that did the work, in its order.
+        transferred: bytes that NIXL sent from prefill during the request; 0 if one engine does both.
         transport: how they travelled.
         first_token_s: seconds from the request to the first piece of the answer.
         total_s: seconds to the end of the answer.
@@ -64,6 +80,7 @@ class Acceptance:
     model: str
     prompt_tokens: int
     answer_tokens: int
+    engines: tuple[str, ...]
     transferred: int
     transport: str
     first_token_s: float
@@ -73,6 +90,23 @@ class Acceptance:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def __str__(self) -> str:
+        if self.transferred:
+            return (
+                f"{self.prompt_tokens} prompt tokens crossed from prefill to decode as "
+                f"{self.transferred / MEBIBYTE:.2f} MiB of KV cache over {self.transport}"
+            )
+        return f"{self.prompt_tokens} prompt and {self.answer_tokens} answer tokens, counted by {self.engines[0]}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the engines say that they did for the accepting request."""
+
+    engines: tuple[str, ...]
+    transferred: int
+    transport: str
 
 
 @dataclass(frozen=True)
@@ -88,16 +122,16 @@ class Snapshot:
 
 
 def accept(stack: Stack, target: Endpoint, running: Running) -> Acceptance:
-    """Send a request that no cache can know and check what both engines counted meanwhile.
+    """Send a request that no cache can know and check what the engines counted meanwhile.
 
     Raises:
-        NotAccepted: the router does not become ready, or the counters contradict a crossing.
+        NotAccepted: the router does not become ready, or the counters contradict what the profile promises.
         RequestFailed: the request itself failed.
     """
     running.progress("waiting for the router")
     _wait_ready(target)
     running.progress("asking a question that no cache can know")
-    before = _snapshot(stack)
+    check = _replicas_check(stack) if stack.profile == "replicas" else _crossing_check(stack)
     begun = time.monotonic()
     first: float | None = None
     pieces = 0
@@ -115,15 +149,16 @@ def accept(stack: Stack, target: Endpoint, running: Running) -> Acceptance:
         raise NotAccepted(
             "the answer was not streamed", f"{usage.completion} tokens came in {pieces} pieces", "deploy logs router"
         )
-    running.progress("comparing what both engines counted")
-    gained = _settled(stack, before, usage.completion)
+    running.progress("comparing what the engines counted")
+    work = check(usage)
     return Acceptance(
         url=target.url,
         model=target.model,
         prompt_tokens=usage.prompt,
         answer_tokens=usage.completion,
-        transferred=gained.sent,
-        transport=_transport(stack),
+        engines=work.engines,
+        transferred=work.transferred,
+        transport=work.transport,
         first_token_s=round(first, 3),
         total_s=round(total, 3),
         pieces=pieces,
@@ -143,27 +178,81 @@ def _wait_ready(target: Endpoint) -> None:
         if time.monotonic() > deadline:
             raise NotAccepted(
                 f"the router on {target.url} is not ready after {READY_PATIENCE_S:.0f} s",
-                "it has not found both engines",
+                "it has not found its engines",
                 "deploy logs router",
             )
         time.sleep(0.5)
 
 
-def _settled(stack: Stack, before: Snapshot, answer: int) -> Snapshot:
-    """Wait until the counters, which the engines write a moment later, show the crossing."""
-    deadline = time.monotonic() + COUNTER_PATIENCE_S
-    while True:
-        gained = _snapshot(stack) - before
-        contradictions = crossing(gained.prefill, gained.decode, gained.sent, PROMPT_WORDS, answer)
-        if not contradictions:
-            return gained
+def _crossing_check(stack: Stack) -> Check:
+    """From now on: did a request cross from prefill to decode?"""
+    before = _snapshot(stack)
+
+    def check(usage: Usage) -> Work:
+        gained = _settled(
+            lambda: _snapshot(stack) - before,
+            lambda seen: crossing(seen.prefill, seen.decode, seen.sent, PROMPT_WORDS, usage.completion),
+            "the request did not cross from prefill to decode",
+            "deploy logs prefill decode",
+        )
+        return Work(("prefill", "decode"), gained.sent, _transport(stack))
+
+    return check
+
+
+def _replicas_check(stack: Stack) -> Check:
+    """From now on: did the engines together count exactly one request's tokens?"""
+    _wait_found(stack)
+    before = _served(stack)
+
+    def check(usage: Usage) -> Work:
+        gained = _settled(
+            lambda: {name: now - before[name] for name, now in _served(stack).items()},
+            lambda seen: serving(seen, usage.prompt, usage.completion),
+            "the engines' counters do not account for the request",
+            "deploy logs",
+        )
+        return Work(tuple(name for name, served in gained.items() if served.requests), 0, "none: one engine does both")
+
+    return check
+
+
+def _wait_found(stack: Stack) -> None:
+    """Wait until the router sends requests to every engine and not only to the first that it found.
+
+    Raises:
+        NotAccepted: it does not find all of them.
+    """
+    deadline = time.monotonic() + READY_PATIENCE_S
+    while (found := healthy_workers(stack.metrics(ROUTER, ROUTER_METRICS_PORT))) < len(stack.engines):
         if time.monotonic() > deadline:
             raise NotAccepted(
-                "the request did not cross from prefill to decode",
-                "; ".join(contradictions),
-                "deploy logs prefill decode",
+                f"the router has found {found} of {len(stack.engines)} engines",
+                "the others would stand idle",
+                "deploy logs router",
             )
         time.sleep(0.5)
+
+
+def _settled(look: Callable[[], T], judge: Callable[[T], list[str]], refusal: str, fix: str) -> T:
+    """Wait until the counters, which the engines write a moment later, show what they must.
+
+    Raises:
+        NotAccepted: `refusal`, with what contradicts it.
+    """
+    deadline = time.monotonic() + COUNTER_PATIENCE_S
+    while True:
+        seen = look()
+        contradictions = judge(seen)
+        if not contradictions:
+            return seen
+        if time.monotonic() > deadline:
+            raise NotAccepted(refusal, "; ".join(contradictions), fix)
+        time.sleep(0.5)
+
+
+def _served(stack: Stack) -> dict[str, Served]:
+    return {name: parse_served(stack.metrics(name)) for name in stack.engines}
 
 
 def _snapshot(stack: Stack) -> Snapshot:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from deploy.errors import DeployError
+from deploy.spec.profiles import ALL_ENGINES
 from loadtest.sse import EventParser, Usage, read_event
 
 CONNECT_S, SILENCE_S = 5.0, 60.0
@@ -55,7 +56,8 @@ def endpoint(config: dict[str, Any]) -> Endpoint:
     host = str(port.get("host_ip") or "127.0.0.1")
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     prefix = "--served-model-name="
-    names = [item for item in map(str, services["prefill"]["command"]) if item.startswith(prefix)]
+    engine = next(services[name] for name in ALL_ENGINES if name in services)
+    names = [item for item in map(str, engine["command"]) if item.startswith(prefix)]
     key = Path(config["secrets"]["api_key"]["file"])
     return Endpoint(
         url=f"http://{f'[{address}]' if ':' in address else address}:{port['published']}",

@@ -14,14 +14,11 @@ from python_on_whales import Container, DockerClient
 from python_on_whales.exceptions import DockerException
 
 from deploy.errors import DeployError
-from deploy.spec.model import Profile, Transport
+from deploy.spec.model import Spec, Transport
+from deploy.spec.profiles import ALL_ROLES, ENGINES, ROUTER, Profile, compose_files
+from deploy.stack.environment import ENGINE_PORT
 from deploy.stack.origins import variable_names
 
-ENGINES = ("prefill", "decode")
-ROUTER = "router"
-ROLES = (*ENGINES, ROUTER)
-# Inside the containers, for engines and router alike.
-ENGINE_PORT = 30000
 _FETCH = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=10).read().decode())"
 _PROJECT = "com.docker.compose.project"
 _SERVICE = "com.docker.compose.service"
@@ -69,16 +66,30 @@ class Stack:
     Attributes:
         root: the repository.
         environment: the env file; needed only to start or to show the configuration.
+        gpus_per_engine: of profile replicas, whose compose files depend on it.
     """
 
     root: Path
     environment: Path
     profile: Profile = "pd"
     transport: Transport = "isolated"
+    gpus_per_engine: int = 0
 
     @cached_property
     def files(self) -> list[Path]:
-        return compose_files(self.root, self.profile, self.transport)
+        names = compose_files(self.profile, p2p=self.transport == "p2p", gpus_per_engine=self.gpus_per_engine)
+        return [self.root / name for name in names]
+
+    @cached_property
+    def engines(self) -> tuple[str, ...]:
+        """The services that run SGLang: those of the profile that the configuration switches on."""
+        services: dict[str, Any] = self.config()["services"]
+        return tuple(name for name in ENGINES[self.profile] if name in services)
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """The services without which the stack does not serve."""
+        return (*self.engines, ROUTER)
 
     @cached_property
     def project(self) -> str:
@@ -90,7 +101,7 @@ class Stack:
     @cached_property
     def docker(self) -> DockerClient:
         """Compose with exactly our files and env file: variables of the shell that the files know are taken out."""
-        for name in variable_names(self.files):
+        for name in (*variable_names(self.files), "COMPOSE_PROFILES"):
             os.environ.pop(name, None)
         return self._client(self.environment)
 
@@ -123,10 +134,10 @@ class Stack:
             ) from error
 
     def roles(self) -> list[RoleState]:
-        """All containers of the project, in the order prefill, decode, router, others."""
+        """All containers of the project: the engines in their order, the router, others."""
         containers = DockerClient().container.list(all=True, filters={"label": f"{_PROJECT}={self.project}"})
         states = [state for container in containers if (state := _state(container))]
-        order = {role: place for place, role in enumerate(ROLES)}
+        order = {role: place for place, role in enumerate(ALL_ROLES)}
         return sorted(states, key=lambda state: (order.get(state.role, len(order)), state.name))
 
     def log(self, container: str, tail: int | None = None, since: datetime | None = None) -> str:
@@ -213,15 +224,18 @@ def running_stack(root: Path, environment: Path) -> Stack:
     """
     present = environment if environment.exists() else Path(os.devnull)
     files = {name for state in Stack(root, present).roles() for name in state.files}
-    profile: Profile = "cpu" if "compose.cpu.yaml" in files else "pd"
+    profile: Profile = "pd"
+    if "compose.cpu.yaml" in files:
+        profile = "cpu"
+    elif "compose.replicas.yaml" in files:
+        profile = "replicas"
     transport: Transport = "p2p" if "compose.p2p.yaml" in files else "isolated"
-    return Stack(root, present, profile, transport)
+    return Stack(root, present, profile, transport, 4 if "compose.replicas-tp4.yaml" in files else 0)
 
 
-def compose_files(root: Path, profile: Profile, transport: Transport) -> list[Path]:
-    """The compose files of a profile, each overriding those before it."""
-    overrides = {"compose.cpu.yaml": profile == "cpu", "compose.p2p.yaml": profile == "pd" and transport == "p2p"}
-    return [root / "compose.yaml", *(root / name for name, wanted in overrides.items() if wanted)]
+def stack_of(root: Path, environment: Path, spec: Spec) -> Stack:
+    """The stack that a spec describes."""
+    return Stack(root, environment, spec.profile, spec.transport, spec.gpus_per_engine)
 
 
 def words(error: DockerException) -> str:

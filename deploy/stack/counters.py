@@ -1,11 +1,19 @@
-"""What the two engines count themselves: the proof that a request crossed from one to the other."""
+"""What engines and router count themselves: the proof of who did a request's work."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
 _TOKENS = "sglang:realtime_tokens_total"
+# SGLang writes these when a request ends; health probes are not in them.
+_SERVED = {
+    "sglang:num_requests_total": "requests",
+    "sglang:prompt_tokens_total": "prompt",
+    "sglang:generation_tokens_total": "answer",
+}
+_WORKER_HEALTH = "smg_worker_health"
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,61 @@ def parse_counters(text: str) -> Counters:
             if sample.name == _TOKENS:
                 sums[sample.labels.get("mode", "")] += sample.value
     return Counters(computed=sums["prefill_compute"], decoded=sums["decode"])
+
+
+@dataclass(frozen=True)
+class Served:
+    """Requests that an engine finished since its start, with their prompt and answer tokens."""
+
+    requests: float = 0
+    prompt: float = 0
+    answer: float = 0
+
+    def __sub__(self, other: "Served") -> "Served":
+        return Served(self.requests - other.requests, self.prompt - other.prompt, self.answer - other.answer)
+
+
+def parse_served(text: str) -> Served:
+    """Read an engine's `/metrics` page (SGLang 0.5.23) for what it finished.
+
+    Raises:
+        ValueError: the text is not in Prometheus' format.
+    """
+    sums = dict.fromkeys(_SERVED.values(), 0.0)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name in _SERVED:
+                sums[_SERVED[sample.name]] += sample.value
+    return Served(**sums)
+
+
+def healthy_workers(text: str) -> int:
+    """To how many engines a router sends requests, from its own metrics page (sglang-router 0.3.2)."""
+    families = text_string_to_metric_families(text)
+    return sum(sample.value == 1 for family in families for sample in family.samples if sample.name == _WORKER_HEALTH)
+
+
+def serving(gained: Mapping[str, Served], prompt_tokens: int, answer_tokens: int) -> list[str]:
+    """Say what contradicts that these engines served one request between them, and counted all of it.
+
+    Args:
+        gained: what each engine's counters gained during the request.
+        prompt_tokens: as the router's answer had it.
+        answer_tokens: likewise.
+
+    When other requests finished meanwhile the counters must hold at least this one.
+    """
+    requests = sum(served.requests for served in gained.values())
+    if requests < 1:
+        return [f"none of {', '.join(gained)} finished a request"]
+    found: list[str] = []
+    for what, expected, counted in (
+        ("prompt", prompt_tokens, sum(served.prompt for served in gained.values())),
+        ("answer", answer_tokens, sum(served.answer for served in gained.values())),
+    ):
+        if counted < expected or (requests == 1 and counted != expected):
+            found.append(f"the engines counted {counted:.0f} {what} tokens for {requests:.0f} request, not {expected}")
+    return found
 
 
 def crossing(prefill: Counters, decode: Counters, sent: int, prompt_tokens: int, answer_tokens: int) -> list[str]:

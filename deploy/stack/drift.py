@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+
+from sm120_kernels.plugin.table import ON
 
 from deploy.host.docker_facts import parse_version
 from deploy.lock.model import ImageLock, KernelsLock, Lock, LockedRole
-from deploy.lock.options import options
+from deploy.lock.options import contradictions, options, words
 from deploy.lock.tree import tree_hash
-from deploy.stack.compose import ENGINES
+from deploy.spec.profiles import ALL_ENGINES
 from deploy.stack.observe import Inside, Observed
 
 
@@ -54,11 +55,10 @@ def role_drifts(lock: Lock, profile: str, observed: Iterable[Observed], states: 
             drifts.append(Drift(role, "files inside", "readable", item.blind))
             continue
         drifts += file_drifts(role, lock, item.inside)
-        if role in ENGINES:
+        if role in ALL_ENGINES:
             drifts += report_drifts(role, locked, item.inside)
-            # Without GPUs there is nothing for a kernel to replace.
-            if lock.kernels and profile != "cpu":
-                drifts += hook_drifts(role, lock.kernels, item.inside)
+            if lock.kernels:
+                drifts += hook_drifts(role, lock.kernels, locked.environment, item.inside)
     drifts += [Drift(role, "container", "none", "running") for role in seen if role not in expected]
     return drifts
 
@@ -101,10 +101,15 @@ def file_drifts(role: str, lock: Lock, inside: Inside) -> list[Drift]:
     return drifts
 
 
-def hook_drifts(role: str, kernels: KernelsLock, inside: Inside) -> list[Drift]:
-    """Compare the functions of SGLang that the plug-in says it replaced."""
-    missing = [hook for hook in kernels.hook if hook.target not in inside.hooks]
-    return [Drift(role, f"hook {hook.target}", f"replaced by {hook.op}", "not replaced") for hook in missing]
+def hook_drifts(role: str, kernels: KernelsLock, environment: Mapping[str, str], inside: Inside) -> list[Drift]:
+    """Compare the functions of SGLang that the plug-in says it replaced with those whose switch is on."""
+    drifts: list[Drift] = []
+    for hook in kernels.hook:
+        expected, found = environment.get(hook.switch) in ON, hook.target in inside.hooks
+        if expected != found:
+            words = {True: f"replaced by {hook.op}", False: "not replaced"}
+            drifts.append(Drift(role, f"hook {hook.target}", words[expected], words[found]))
+    return drifts
 
 
 def report_drifts(role: str, locked: LockedRole, inside: Inside) -> list[Drift]:
@@ -112,29 +117,10 @@ def report_drifts(role: str, locked: LockedRole, inside: Inside) -> list[Drift]:
     report = inside.report
     if report is None:
         return [Drift(role, "server's report", "an answer", inside.silence)]
-    drifts: list[Drift] = []
-    for option, values in options(locked.arguments).items():
-        key = option.removeprefix("--").replace("-", "_")
-        if option and key not in report:
-            drifts.append(Drift(role, f"server's {key}", _words(values), "not reported"))
-        elif option and not agrees(values, report[key]):
-            drifts.append(Drift(role, f"server's {key}", _words(values), str(report[key])))
-    return drifts
-
-
-def agrees(values: tuple[str, ...], reported: Any) -> bool:
-    """Is a reported value the one that an option's words stand for?
-
-    Args:
-        values: the words after the option; none for a switch.
-        reported: as JSON has it.
-    """
-    if not values:
-        return reported is True
-    if isinstance(reported, list):
-        items = cast("list[Any]", reported)
-        return len(items) == len(values) and all(_equal(*pair) for pair in zip(values, items, strict=True))
-    return len(values) == 1 and _equal(values[0], reported)
+    return [
+        Drift(role, f"server's {wrong.key}", wrong.expected, wrong.found)
+        for wrong in contradictions(locked.arguments, report)
+    ]
 
 
 def version_drifts(what: str, least: str, found: str | None) -> list[Drift]:
@@ -142,17 +128,6 @@ def version_drifts(what: str, least: str, found: str | None) -> list[Drift]:
     if found and parse_version(found) >= parse_version(least):
         return []
     return [Drift("host", what, f"{least} or newer", found or "none")]
-
-
-def _equal(word: str, reported: Any) -> bool:
-    if isinstance(reported, bool):
-        return word.lower() == str(reported).lower()
-    if isinstance(reported, int | float):
-        try:
-            return float(word) == reported
-        except ValueError:
-            return False
-    return word == reported
 
 
 def _mapping_drifts(role: str, what: str, locked: Mapping[str, str], found: Mapping[str, str]) -> list[Drift]:
@@ -164,8 +139,4 @@ def _mapping_drifts(role: str, what: str, locked: Mapping[str, str], found: Mapp
 
 
 def _joined(arguments: tuple[str, ...]) -> dict[str, str]:
-    return {option: _words(values) for option, values in options(arguments).items()}
-
-
-def _words(values: tuple[str, ...]) -> str:
-    return " ".join(values) if values else "set"
+    return {option: words(values) for option, values in options(arguments).items()}

@@ -6,9 +6,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.spec.load import SpecFile
-from deploy.spec.model import Role, cdi_device
+from deploy.spec.model import Role, Spec, cdi_device
+from deploy.spec.profiles import compose_profile
 
 Key = tuple[str | int, ...]
+# Inside the containers, for engines and router alike.
+ENGINE_PORT = 30000
+DRAFT_MOUNT = "/draft"
+SPECULATION = {
+    "eagle": (
+        "--speculative-algorithm=EAGLE",
+        "--speculative-num-steps=3",
+        "--speculative-eagle-topk=1",
+        "--speculative-num-draft-tokens=4",
+    ),
+    "dspark": ("--speculative-algorithm=DSPARK",),
+}
+"""Arguments of each way to guess ahead.
+
+EAGLE's are what SGLang 0.5.23 chooses for this model when nothing is said (`_auto_choose_speculative_params`), written
+down so that another release cannot choose otherwise unnoticed; more than one candidate a step is refused for it, and
+its draft weights are the model's MTP layer. DSpark's block size comes from its checkpoint, and so does its folder
+unless there is another (`_handle_dspark`).
+"""
 
 
 @dataclass(frozen=True)
@@ -35,12 +55,14 @@ class Facts:
         model: absolute path of the model folder on the host.
         api_key_file: absolute path of the file that is mounted as the secret, None for no key.
         limits: resource limits of this host that are lower than the compose files' defaults, by variable name.
+        draft: absolute path of DSpark's draft model, None if it is in the model's folder.
     """
 
     image: str
     model: Path
     api_key_file: Path | None
     limits: dict[str, str]
+    draft: Path | None = None
 
 
 def variables(spec_file: SpecFile, facts: Facts) -> list[Variable]:
@@ -58,15 +80,20 @@ def variables(spec_file: SpecFile, facts: Facts) -> list[Variable]:
 
     found.append(Variable("IMAGE", facts.image, (), "image"))
     found.append(Variable("MODEL_PATH", str(facts.model), ("model", "path"), _model_origin(spec_file)))
-    if spec.profile == "pd":
+    if facts.draft and spec.profile == "replicas":
+        add("DRAFT_PATH", facts.draft, "engine", "draft_path")
+    if spec.profile != "cpu":
         add("SERVED_MODEL_NAME", spec.model.name, "model", "name")
+        _engine(add, spec)
+        for number, (name, role) in enumerate(spec.roles.items()):
+            _role(add, name, role, ("replica", number) if spec.profile == "replicas" else (name,))
+    if spec.profile == "pd":
         add("TENSOR_PARALLEL_SIZE", len(spec.prefill.gpus), "prefill", "gpus")
-        add("CONTEXT_LENGTH", spec.engine.context_length, "engine", "context_length")
-        add("MEMORY_FRACTION", spec.engine.memory_fraction, "engine", "memory_fraction")
-        for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
-            _role(add, name, role)
         add("CHUNKED_PREFILL_SIZE", spec.prefill.chunked_prefill_size, "prefill", "chunked_prefill_size")
         add("MAX_RUNNING_REQUESTS", spec.decode.max_running_requests, "decode", "max_running_requests")
+    if spec.profile == "replicas" and len(spec.roles) > 1:
+        add("COMPOSE_PROFILES", compose_profile(len(spec.roles)), "replica")
+        add("WORKER_URLS", " ".join(f"http://{name}:{ENGINE_PORT}" for name in spec.roles), "replica")
     add("BIND_ADDRESS", _bracketed(spec.router.bind), "router", "bind")
     add("PORT", spec.router.port, "router", "port")
     add("ROUTER_EXTRA_ARGUMENTS", spec.router.extra_arguments, "router", "extra_arguments")
@@ -80,13 +107,34 @@ def variables(spec_file: SpecFile, facts: Facts) -> list[Variable]:
     return found
 
 
-def _role(add: Callable[..., None], name: str, role: Role) -> None:
-    prefix = name.upper()
+def _engine(add: Callable[..., None], spec: Spec) -> None:
+    """The variables of [engine]; one that says "auto" or false leaves the compose file's default."""
+    engine = spec.engine
+    add("CONTEXT_LENGTH", engine.context_length, "engine", "context_length")
+    add("MEMORY_FRACTION", engine.memory_fraction, "engine", "memory_fraction")
+    if engine.moe_backend != "auto":
+        add("MOE_RUNNER_BACKEND", engine.moe_backend, "engine", "moe_backend")
+    elif spec.model.variant != "mxfp4":
+        add("MOE_RUNNER_BACKEND", spec.moe_backend, "model", "variant")
+    if engine.nccl == "ll_ring":
+        add("NCCL_PROTO", "LL", "engine", "nccl")
+        add("NCCL_ALGO", "Ring", "engine", "nccl")
+    if engine.pcie_ipc_all_reduce:
+        add("PCIE_IPC_ALLREDUCE", 1, "engine", "pcie_ipc_all_reduce")
+    if engine.speculation != "none":
+        arguments = SPECULATION[engine.speculation]
+        if engine.draft_path:
+            arguments = (*arguments, f"--speculative-draft-model-path={DRAFT_MOUNT}")
+        add("SPECULATION_ARGUMENTS", " ".join(arguments), "engine", "speculation")
+
+
+def _role(add: Callable[..., None], name: str, role: Role, key: Key) -> None:
+    prefix = name.upper().replace("-", "_")
     for slot, gpu in enumerate(role.gpus):
-        add(f"{prefix}_GPU_{slot}", cdi_device(gpu), name, "gpus")
-    add(f"{prefix}_NUMA_NODE", role.numa_node, name, "numa_node")
-    add(f"{prefix}_CPUS", role.cpus, name, "cpus")
-    add(f"{prefix}_EXTRA_ARGUMENTS", role.extra_arguments, name, "extra_arguments")
+        add(f"{prefix}_GPU_{slot}", cdi_device(gpu), *key, "gpus")
+    add(f"{prefix}_NUMA_NODE", role.numa_node, *key, "numa_node")
+    add(f"{prefix}_CPUS", role.cpus, *key, "cpus")
+    add(f"{prefix}_EXTRA_ARGUMENTS", role.extra_arguments, *key, "extra_arguments")
 
 
 def _model_origin(spec_file: SpecFile) -> str:

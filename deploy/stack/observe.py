@@ -10,7 +10,9 @@ from pydantic import BaseModel, Field, ValidationError
 from python_on_whales import DockerClient
 
 from deploy.lock.model import LockedRole
-from deploy.stack.compose import ENGINE_PORT, ENGINES, RoleState, Stack
+from deploy.spec.profiles import ALL_ENGINES
+from deploy.stack.compose import RoleState, Stack
+from deploy.stack.environment import ENGINE_PORT
 from deploy.stack.roles import locked_role
 
 INSIDE = Path(__file__).with_name("inside.py")
@@ -82,7 +84,7 @@ def _observe(state: RoleState, inside: bool) -> Observed:
 
 
 def _inside(state: RoleState) -> tuple[Inside | None, str]:
-    port = str(ENGINE_PORT if state.role in ENGINES else 0)
+    port = str(ENGINE_PORT if state.role in ALL_ENGINES else 0)
     command = ["docker", "exec", "-i", state.container, "python", "-I", "-", port]
     try:
         done = subprocess.run(

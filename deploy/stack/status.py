@@ -6,25 +6,32 @@ from typing import Any
 
 from deploy.stack import phases
 from deploy.stack.client import Endpoint, endpoint
-from deploy.stack.compose import ROLES, RoleState, Stack
+from deploy.stack.compose import RoleState, Stack
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Status:
-    """The stack at one moment. `url` is None unless the router's container exists; `ready` is the router's own word."""
+    """The stack at one moment.
+
+    Attributes:
+        url: None unless the router's container exists.
+        ready: the router's own word.
+        expected: the services without which it does not serve.
+    """
 
     project: str
     url: str | None
     ready: bool
     roles: tuple[RoleState, ...]
     phases: dict[str, str]
+    expected: tuple[str, ...]
 
     @property
     def serving(self) -> bool:
         up = {state.role for state in self.roles if state.serving}
-        return self.ready and up >= set(ROLES)
+        return self.ready and up >= set(self.expected)
 
     def as_dict(self) -> Json:
         roles: list[Json] = []
@@ -51,7 +58,8 @@ def status(stack: Stack) -> Status:
         for state in roles
         if state.status == "running" and state.health == "starting"
     }
-    return Status(stack.project, target.url if target else None, bool(target and target.ready()), roles, reached)
+    url, ready = (target.url, target.ready()) if target else (None, False)
+    return Status(stack.project, url, ready, roles, reached, stack.expected if roles else ())
 
 
 def running_endpoint(stack: Stack, roles: tuple[RoleState, ...]) -> Endpoint | None:

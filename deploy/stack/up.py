@@ -13,16 +13,24 @@ from deploy.host import probe
 from deploy.host.docker_facts import require_docker, require_gpus
 from deploy.host.errors import HostError
 from deploy.host.gpus import require_node
-from deploy.image.build import BuildEvent, ImageReference, ensure_image
+from deploy.image.build import BuildEvent, ImageReference
+from deploy.image.obtain import Sources, obtain
+from deploy.image.registry import parse_registry
+from deploy.image.signature import NotSigned, require_signature
+from deploy.lock.document import FILE_NAME
+from deploy.lock.model import ImageLock, read_lock
 from deploy.model.folder import require_model
+from deploy.model.variant import require_variant
 from deploy.spec.load import SpecFile
 from deploy.spec.model import Spec, cdi_device
+from deploy.spec.profiles import ROUTER
 from deploy.stack import phases
 from deploy.stack.accept import Acceptance, accept
 from deploy.stack.client import endpoint
-from deploy.stack.compose import ENGINES, ROUTER, RoleState, Stack
+from deploy.stack.compose import RoleState, Stack, stack_of
 from deploy.stack.environment import Facts, Variable, render, variables
 from deploy.stack.events import Event, Report, Running, step
+from deploy.stack.memory import plan_on, require_memory
 from deploy.stack.preview import require_known_variables
 from deploy.stack.state import State, copy_api_key, write
 
@@ -61,9 +69,9 @@ def plan(root: Path, spec_file: SpecFile, state: State, image: str) -> tuple[Sta
         SpecError: `[variables]` names one that the compose files do not know.
     """
     spec = spec_file.spec
-    stack = Stack(root, state.environment, spec.profile, spec.transport)
+    stack = stack_of(root, state.environment, spec)
     key = state.api_key if spec.router.api_key_file else None
-    facts = Facts(image, model_folder(spec_file, state), key, probe.lowered_limits())
+    facts = Facts(image, model_folder(spec_file, state), key, probe.lowered_limits(), draft_folder(spec_file))
     lines = variables(spec_file, facts)
     require_known_variables(spec_file, stack.files, lines)
     return stack, lines
@@ -76,16 +84,33 @@ def model_folder(spec_file: SpecFile, state: State) -> Path:
     return (spec_file.file.parent / spec_file.spec.model.path).absolute()
 
 
-def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
+def draft_folder(spec_file: SpecFile) -> Path | None:
+    """Where DSpark's draft model lies, None if it is in the model's folder."""
+    path = spec_file.spec.engine.draft_path
+    return (spec_file.file.parent / path).absolute() if path else None
+
+
+def up(
+    root: Path,
+    spec_file: SpecFile,
+    state: State,
+    report: Report,
+    mirror: str | None = None,
+    security_mirror: str | None = None,
+) -> Result:
     """Bring the stack up and return once a request has crossed it; the same stack running already is only checked.
 
     Whatever stops it before the first container is touched leaves a running stack alone. After that, failure or
     interruption removes everything the command started.
 
+    Args:
+        mirror: Debian archive for a build of the image; `security_mirror` likewise.
+
     Raises:
         HostError: this machine lacks something.
         RoleFailed: a container did not start.
         NotAccepted, RequestFailed: it started and does not serve as it must.
+        NotSigned: `[image] public_key` asks for a signature that the image has not got.
         LockHeld: another deploy command is at work.
         KeyboardInterrupt: passed on after cleaning up.
     """
@@ -93,6 +118,8 @@ def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
     with state.lock("up"):
         with step("host", report) as running:
             stack, _ = plan(root, spec_file, state, "")
+            if planned := plan_on(spec_file.spec, probe.gpus()):
+                require_memory(spec_file, planned[0])
             running.outcome = check_host(stack, spec_file.spec)
         # Before the image, which takes minutes: what is missing here must not wait for it.
         with step("model", report) as running:
@@ -100,9 +127,13 @@ def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
         if spec_file.spec.router.api_key_file:
             copy_api_key(spec_file.file.parent / spec_file.spec.router.api_key_file, state.api_key)
         with step("image", report) as running:
-            image = ensure_image(root, progress=build_progress(running))
-            origin = "built" if image.built else "already here"
-            running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {origin}"
+            locked = _locked_image(root)
+            sources = Sources(spec_file.spec.image.registry, mirror, security_mirror)
+            obtained = obtain(root, locked, sources, build_progress(running))
+            image = obtained.image
+            if spec_file.spec.image.public_key:
+                _require_signed(spec_file, locked, image)
+            running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {obtained.origin}"
         stack, lines = plan(root, spec_file, state, image.tag)
         before = _identities(stack)
         with _undone_on_failure(stack, before, report):
@@ -110,24 +141,37 @@ def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
             config = stack.config()
             target = endpoint(config)
             with step("start", report) as running:
-                for roles in _waves(config["services"]):
+                for roles in _waves(config["services"], stack.engines):
                     stack.start(roles)
                     wait_healthy(stack, roles, state, report)
                 changed = _identities(stack) != before
                 running.outcome = "" if changed else "already running, nothing changed"
             with step("accept", report) as running:
                 acceptance = accept(stack, target, running)
-                running.outcome = (
-                    f"{acceptance.prompt_tokens} prompt tokens crossed from prefill to decode as "
-                    f"{acceptance.transferred / MEBIBYTE:.2f} MiB of KV cache over {acceptance.transport}"
-                )
+                running.outcome = str(acceptance)
     return Result(acceptance, image, changed, time.monotonic() - begun)
 
 
-def _waves(services: Iterable[str]) -> list[tuple[str, ...]]:
-    """The order of starting: what the engines lean on, the engines, then the router, which waits for both."""
-    others = tuple(sorted(set(services) - {*ENGINES, ROUTER}))
-    return [wave for wave in (others, ENGINES, (ROUTER,)) if wave]
+def _locked_image(root: Path) -> ImageLock | None:
+    return read_lock(root).image if (root / FILE_NAME).exists() else None
+
+
+def _require_signed(spec_file: SpecFile, locked: ImageLock | None, image: ImageReference) -> None:
+    """The signature is over the locked manifest, so the image here must be the locked one too."""
+    if not (locked and locked.manifest and image.id in (locked.id, locked.manifest)):
+        raise NotSigned(
+            "the image is not one that could be signed",
+            f"a signature is over the image that deploy.lock names by its manifest, and {image.id} is not that",
+            "deploy push --key cosign.key where that key is, commit deploy.lock, and take both here",
+        )
+    wanted = spec_file.spec.image
+    require_signature(parse_registry(wanted.registry), locked.manifest, spec_file.file.parent / wanted.public_key)
+
+
+def _waves(services: Iterable[str], engines: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The order of starting: what the engines lean on, the engines, then the router, which waits for all of them."""
+    others = tuple(sorted(set(services) - {*engines, ROUTER}))
+    return [wave for wave in (others, engines, (ROUTER,)) if wave]
 
 
 def down(stack: Stack, state: State, *, keep_volumes: bool = False) -> list[str]:
@@ -151,10 +195,10 @@ def check_host(stack: Stack, spec: Spec) -> str:
         HostError: with the command that mends it.
     """
     facts = probe.docker_facts()
-    require_docker(facts, cdi=spec.profile == "pd")
-    if spec.profile == "pd":
+    require_docker(facts, cdi=bool(spec.roles))
+    if spec.roles:
         present, places = probe.cdi_devices(facts.cdi_folders), probe.gpus()
-        for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
+        for name, role in spec.roles.items():
             devices = [cdi_device(gpu) for gpu in role.gpus]
             require_gpus(devices, present, facts.cdi_folders)
             require_node(name, devices, role.numa_node, places)
@@ -236,6 +280,8 @@ def _prepare_model(spec_file: SpecFile, state: State) -> str:
         probe.require_space(folder, TINY_MODEL_BYTES, "the generated model")
         generate(folder)
     require_model(folder)
+    if spec_file.spec.roles:
+        require_variant(folder, spec_file.spec, draft_folder(spec_file))
     return str(folder)
 
 

@@ -22,7 +22,6 @@ from deploy.stack.compose import Stack
 from deploy.status.diagnosis import Diagnosis, Kind, diagnose, tokens_per_second
 from deploy.status.sample import EngineSample, GpuSample, Sample, parse_engine
 
-ENGINES = ("prefill", "decode")
 WINDOW_SAMPLES = 8
 """About ten seconds: longer than STUCK_SECONDS, short enough to follow what happens."""
 _BAD = {Kind.STUCK: "bold red", Kind.THROTTLED: "yellow", Kind.WAITING: "yellow", Kind.PCIE: "yellow"}
@@ -78,17 +77,18 @@ class Live:
         self._machine = machine
         self._files: list[Path] | None = None
         self._gpus: dict[str, list[int]] = {}
-        self._windows = {role: deque[Sample](maxlen=WINDOW_SAMPLES) for role in ENGINES}
+        self._windows: dict[str, deque[Sample]] = {}
 
     def look(self, stack: Stack) -> list[RoleView]:
         """Take one sample of everything (about a second) and say what the window means."""
         if stack.files != self._files:
             gpus = find_gpus(self._machine)
             config = stack.config() if gpus else {}
-            self._gpus = {role: gpu_indices(role_devices(config, role), gpus) for role in ENGINES}
+            self._gpus = {role: gpu_indices(role_devices(config, role), gpus) for role in stack.engines}
+            self._windows = {role: deque[Sample](maxlen=WINDOW_SAMPLES) for role in stack.engines}
             self._files = stack.files
-        with ThreadPoolExecutor(3) as pool:
-            engines = {role: pool.submit(_engine, stack, role) for role in ENGINES}
+        with ThreadPoolExecutor(len(self._windows) + 1) as pool:
+            engines = {role: pool.submit(_engine, stack, role) for role in self._windows}
             hardware = pool.submit(sample_gpus, self._machine) if any(self._gpus.values()) else None
             gpus_now = {gpu.index: gpu for gpu in hardware.result()} if hardware else {}
         views: list[RoleView] = []
@@ -117,8 +117,9 @@ def role_devices(config: Mapping[str, Any], role: str) -> list[str]:
     service = _Service.model_validate(services.get(role) or {})
     reserved = service.deploy.resources.reservations.devices if service.deploy else []
     devices = [name for entry in reserved for name in entry.device_ids or []]
-    base = re.search(r"--base-gpu-id[ =](\d{1,3})", (service.environment or {}).get("EXTRA_ARGUMENTS") or "")
-    size = re.search(r"--tp-size[ =](\d{1,3})", " ".join(service.command or []))
+    arguments = " ".join([*(service.command or []), (service.environment or {}).get("EXTRA_ARGUMENTS") or ""])
+    base = re.search(r"--base-gpu-id[ =](\d{1,3})", arguments)
+    size = re.search(r"--tp-size[ =](\d{1,3})", arguments)
     first = int(base[1]) if base else 0
     return devices[first : first + int(size[1]) if size else None]
 

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 # NIXL's Python API fixes this at 0 and its progress thread then keeps one core busy.
-PROGRESS_THREAD_DELAY_US = 2000
+PROGRESS_THREAD_DELAY_US = 10_000
 _MARK = "_engine_runtime_cpu"
 
 

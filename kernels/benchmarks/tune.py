@@ -72,15 +72,15 @@ def tune_logits() -> None:
 
 
 def topk_candidates(width: int) -> Iterator[topk.Plan]:
-    """Plans whose programs hold 8 to 32 keys a thread."""
+    """Plans whose programs hold 8 to 32 keys a thread, and whose groups are enough to bound the answer."""
     for block in (1024, 2048, 4096, 8192, 16384):
         chunks = max(1, 2 ** (-(-width // block) - 1).bit_length())
         if block >= 2 * width or chunks > 16:
             continue
         for warps in (4, 8, 16, 32):
-            merge = 0 if chunks == 1 else max(4, 2 * chunks)
-            if 8 <= block // (32 * warps) <= 32 and 32 * warps <= topk.GROUPS:
-                yield topk.Plan(block, chunks, warps, merge)
+            chosen = topk.Plan(block, chunks, warps, 0 if chunks == 1 else 16)
+            if 8 <= block // (32 * warps) <= 32 and chosen.groups * chunks >= 2 * topk.TOPK:
+                yield chosen
 
 
 def tune_topk() -> None:

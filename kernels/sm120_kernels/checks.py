@@ -103,15 +103,15 @@ def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
-@functools.cache
 def has_dependent_launch(device: torch.device) -> bool:
     """Whether a kernel may start while the one before it runs (programmatic dependent launch).
 
     A kernel launched so executes `gdc_wait` before it reads or writes anything that another kernel of the step touches,
     also where it needs nothing from the one right before: then every later one may rely on all earlier ones. Before it
-    waits it may read weights, tables and what is set before a step (positions).
+    waits it may read weights, tables and what is set before a step (positions); and, where the one before it is an
+    ordinary launch, what was complete when that one began.
     """
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return capability(device) >= (9, 0)
 
 
 @functools.cache

@@ -69,7 +69,7 @@ engines = st.builds(
     patch=st.lists(patches, max_size=3, unique_by=lambda patch: patch.name).map(tuple),
     patched=st.dictionaries(names, hashes, max_size=2),
 )
-hooks = st.builds(LockedHook, target=names, op=names, upstream_sha256=hashes)
+hooks = st.builds(LockedHook, target=names, op=names, switch=names, upstream_sha256=hashes)
 kernels = st.builds(
     KernelsLock, tree=hashes, hook=st.lists(hooks, max_size=2, unique_by=lambda hook: hook.target).map(tuple)
 )

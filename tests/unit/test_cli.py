@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -104,6 +105,7 @@ def test_without_docker_every_verb_says_how_to_get_it(machine: Machine) -> None:
         refused(machine.run(*verb), 3, "Docker is not installed", "make docker")
 
 
+@pytest.mark.slow
 def test_a_refused_installation_changes_nothing(machine: Machine) -> None:
     result = machine.run("docker", "start", INSTALL_DOCKER="no")
     refused(result, 3, "none may be installed (INSTALL_DOCKER=no)")
@@ -133,6 +135,8 @@ def test_a_missing_model_is_found_before_anything_is_built(machine: Machine) -> 
     machine.docker()
     machine.gpus(8)
     machine.set('path = "model"', 'path = "/no/such/model"')
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        machine.set("port = 30000", f"port = {server.getsockname()[1]}")
     result = machine.run("up")
     refused(result, 3, "the model folder /no/such/model does not exist")
     assert "Engine image" not in result.stderr
@@ -159,6 +163,7 @@ def test_a_missing_spec_is_refused(machine: Machine) -> None:
     assert machine.run("up").returncode == 1
 
 
+@pytest.mark.slow
 def test_there_are_no_colours_in_a_pipe(machine: Machine) -> None:
     for result in (machine.run("up", "--profile", "cpu"), machine.run("--help")):
         assert "\x1b" not in result.stdout + result.stderr
@@ -176,6 +181,27 @@ def test_nothing_runs_and_status_says_so(machine: Machine) -> None:
     assert json.loads(result.stdout)["roles"] == []
 
 
+@pytest.mark.slow
 def test_completion_knows_the_verbs(machine: Machine) -> None:
     result = machine.run(_DEPLOY_COMPLETE="complete_bash", COMP_WORDS="deploy sta", COMP_CWORD="1")
     assert result.stdout.split() == ["status"]
+
+
+@pytest.mark.parametrize("option", [["--mirror", "http://HOST/debian"], []])
+@pytest.mark.parametrize("verb", ["lock", "build", "up"])
+def test_the_debian_mirror_comes_from_the_option_or_from_its_variable(
+    verb: str, option: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reached(Exception):
+        pass
+
+    def reach(*arguments: Any, **named: Any) -> None:
+        raise Reached(str(arguments) + str(named))
+
+    for name in ("deploy.lock.resolve.update_lock", "deploy.cli.ensure_image", "deploy.cli.up"):
+        monkeypatch.setattr(name, reach)
+    monkeypatch.setattr("deploy.cli.require_docker", lambda *_, **__: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    environment = {} if option else {"DEBIAN_MIRROR": "http://HOST/debian"}
+    result = CliRunner().invoke(app, [verb, *option], env=environment)
+    assert isinstance(result.exception, Reached)
+    assert "http://HOST/debian" in str(result.exception)

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-FILES = ("compose.yaml", "compose.p2p.yaml", "compose.cpu.yaml")
+FILES = ("compose.yaml", "compose.p2p.yaml", "compose.cpu.yaml", "compose.replicas.yaml", "compose.replicas-tp4.yaml")
+ENGINES = ("engine", "engine-2", "engine-3", "engine-4")
 # What prefill and decode must agree on, or the KV cache cannot cross.
 SHARED = (
     "--model-path",
@@ -94,3 +95,46 @@ def test_the_routers_grace_ends_before_dockers() -> None:
     grace = re.fullmatch(r"\$\{STOP_GRACE_PERIOD:-(\d+)s\}", router["stop_grace_period"])
     assert grace
     assert int(options(router["command"])["--shutdown-grace-period-secs"]) < int(grace[1])
+
+
+def router(name: str) -> tuple[list[str], dict[str, str]]:
+    """Switches and options of a router, without what only one profile needs."""
+    command: list[str] = load(name)["services"]["router"]["command"]
+    return [word for word in command if word.startswith("--") and "=" not in word], options(command)
+
+
+def test_both_routers_probe_queue_and_end_alike() -> None:
+    pd, replicas = router("compose.yaml"), router("compose.replicas.yaml")
+    differing = {key for key in pd[1].keys() | replicas[1].keys() if pd[1].get(key) != replicas[1].get(key)}
+    assert differing == {
+        "--policy",
+        "--balance-abs-threshold",
+        "--balance-rel-threshold",
+        "--retry-max-retries",
+        "--retry-initial-backoff-ms",
+        "--retry-backoff-multiplier",
+        "--retry-max-backoff-ms",
+    }
+    assert set(pd[0]) - set(replicas[0]) == {"--pd-disaggregation", "--prefill", "--decode", "--disable-retries"}
+
+
+def test_retries_last_until_the_probes_have_seen_a_dead_engine() -> None:
+    given = {
+        key: float(value) for key, value in router("compose.replicas.yaml")[1].items() if re.search(r"^\d+$", value)
+    }
+    waits = [
+        min(
+            given["--retry-initial-backoff-ms"] * given["--retry-backoff-multiplier"] ** number,
+            given["--retry-max-backoff-ms"],
+        )
+        for number in range(int(given["--retry-max-retries"]) - 1)
+    ]
+    assert sum(waits) / 1000 > given["--health-check-interval-secs"] * given["--health-failure-threshold"]
+
+
+def test_all_engines_are_started_alike_and_wait_for_nobody() -> None:
+    services = load("compose.replicas.yaml")["services"]
+    assert list(services) == [*ENGINES, "router"]
+    for engine in ENGINES:
+        assert services[engine]["command"] == services["engine"]["command"]
+        assert "depends_on" not in services[engine]

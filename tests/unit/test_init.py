@@ -17,12 +17,16 @@ from deploy.host.parsers.cpu_list import format_cpu_list
 from deploy.host.probe_host import probe
 from deploy.host.report import ActiveTests, AllReduceResult, HostReport, PeerResult, TransferResult
 from deploy.init.drawing import draw
-from deploy.init.memory import bytes_per_token, plan_memory
 from deploy.init.propose import assign_cpus, cost, divide, propose
 from deploy.init.render import to_toml
 from deploy.init.verb import init, write
-from deploy.spec.load import parse
+from deploy.spec.load import load, parse
 from deploy.spec.model import Router, Spec
+from deploy.stack.memory import plan_on
+from deploy.stack.state import State
+from deploy.stack.up import plan
+
+ROOT = Path(__file__).parents[2]
 
 
 def measured(report: HostReport, **results: object) -> HostReport:
@@ -132,10 +136,32 @@ def test_two_and_four_gpus_are_planned_as_replicas(layout: Layout, engines: int,
     proposal = propose(report)
     assert (proposal.profile, len(proposal.roles)) == ("replicas", engines)
     assert all(len(role.gpus) == 2 for role in proposal.roles)
-    # This version's deploy.toml has no such profile: init says so and writes nothing.
-    with pytest.raises(HostError, match="replicas"):
-        init(report, tmp_path / "deploy.toml", env_file=None, image="i", dry_run=False, yes=True, as_json=False)
-    assert list(tmp_path.iterdir()) == []
+    init(report, tmp_path / "deploy.toml", env_file=None, image="i", dry_run=False, yes=True, as_json=False)
+    spec_file = load(tmp_path / "deploy.toml")
+    assert spec_file.spec.profile == "replicas"
+    uuids = [lookalike.uuid(gpu.index) for role in proposal.roles for gpu in role.gpus]
+    assert [gpu for role in spec_file.spec.replica for gpu in role.gpus] == uuids
+    assert [role.numa_node for role in spec_file.spec.replica] == [role.numa_node for role in proposal.roles]
+    # What `deploy config` does, as far as no Docker is needed: nothing is refused.
+    stack, _ = plan(ROOT, spec_file, State(tmp_path / "state"), "image:tag")
+    assert [file.name for file in stack.files] == ["compose.replicas.yaml"]
+    planned = plan_on(spec_file.spec, report.gpus)
+    assert planned and planned[0].fits and "as the driver says" in planned[1]
+
+
+def test_on_eight_gpus_a_spec_with_replicas_stays_one() -> None:
+    keep = parse(
+        'profile = "replicas"\n[[replica]]\ngpus = [0, 1]\nnuma_node = 0\nextra_arguments = "--kept"\n'
+        '[engine]\nspeculation = "eagle"\nnccl = "ll_ring"\n[model]\nrepo = "a/b"\nrevision = "' + "0" * 40 + '"\n',
+        Path("deploy.toml"),
+    ).spec
+    proposal = propose(probe(host(EIGHT_GPUS)), keep)
+    assert [[gpu.index for gpu in role.gpus] for role in proposal.roles] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [role.numa_node for role in proposal.roles] == [0, 0, 1, 1]
+    spec = parse(to_toml(proposal, keep, True), Path("deploy.toml")).spec
+    assert [role.extra_arguments for role in spec.replica] == ["--kept", "", "", ""]
+    assert spec.model == keep.model
+    assert spec.engine == keep.engine.model_copy(update={"memory_fraction": 0.9})
 
 
 def test_one_gpu_is_refused_because_the_weights_do_not_fit() -> None:
@@ -220,15 +246,6 @@ def test_any_text_a_person_wrote_survives(argument: str) -> None:
     keep = Spec(router=Router(extra_arguments=argument))
     text = to_toml(CPU_PROPOSAL, keep, False)
     assert parse(text, Path("deploy.toml")).spec.router.extra_arguments == argument
-
-
-def test_the_memory_plan_adds_up() -> None:
-    plan = plan_memory(97887, 0.85, 4)
-    assert abs(plan.weights + plan.kv_cache + plan.rest - plan.total) <= 1
-    assert plan.tokens * bytes_per_token() <= plan.kv_cache
-    # By hand: 21 * 716 / 4 + 20 * 584 / 128 bytes.
-    assert bytes_per_token() == 3759 + 91.25
-    assert not plan_memory(24576, 0.85, 2).fits
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)

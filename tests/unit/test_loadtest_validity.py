@@ -244,11 +244,14 @@ def test_an_open_loop_that_sends_too_late() -> None:
 
 
 def test_an_engine_that_is_not_the_locked_one() -> None:
-    found = evidence(expected_identity={"version": "0.5.23"}, found_identity={"decode": {"version": "0.5.22"}})
-    assert rejected(found) == {"identity"}
-    assert not rejected(
-        evidence(expected_identity={"version": "0.5.23"}, found_identity={"decode": {"version": "0.5.23"}})
-    )
+    assert rejected(evidence(contradictions=("decode has tp_size = 2, the lock says 4",))) == {"identity"}
+    assert not rejected(evidence(locked=False))
+    assert "not-locked" in {finding.id for finding in judge(evidence(locked=False))}
+
+
+def test_an_engine_that_does_not_say_what_it_is_is_noted() -> None:
+    found = evidence(found_identity={"decode": None})
+    assert not rejected(found) and "no-identity" in {finding.id for finding in judge(found)}
 
 
 def test_an_engine_that_changed_during_the_run() -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from deploy.errors import DeployError
 from deploy.lock.model import Lock, LockedFile, LockedWheel, dump, load, read_lock, write_lock
@@ -11,6 +11,7 @@ from tests.unit.locks import locks
 REPOSITORY = Path(__file__).parents[2]
 
 
+@settings(max_examples=30)
 @given(locks)
 def test_a_lock_written_and_read_is_the_same_lock_and_the_same_text(lock: Lock) -> None:
     assert load(dump(lock)) == lock

@@ -130,6 +130,7 @@ def test_any_text_can_be_redacted_and_twice_changes_nothing(text: str) -> None:
     assert found.text(once) == once
 
 
+@pytest.mark.slow
 def test_redaction_stays_linear() -> None:
     import time
 

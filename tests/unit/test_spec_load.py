@@ -91,7 +91,7 @@ def test_several_mistakes_are_all_reported_in_the_order_of_the_file() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ('profile = "replicas"\n', 1, "replicas profile"),
+        ('profile = "replicas"\n', 1, "without a [[replica]]"),
         ("[prefill]\ngpus = [0, 1]\n", 1, "prefill has 2 GPUs and decode 4"),
         ("[prefill]\ngpus = [0, 1]\n[decode]\ngpus = [2, 3]\n", 2, "2 GPUs a role"),
         ("[decode]\ngpus = [3, 4, 5, 6]\n", 2, "both have nvidia.com/gpu=3"),
@@ -107,6 +107,14 @@ def test_several_mistakes_are_all_reported_in_the_order_of_the_file() -> None:
         ('[prefill]\ncpus = "0..3"\n', 2, "prefill.cpus"),
         ("[router]\nport = 0\n", 2, "router.port"),
         ("prefill = 3\n", 1, "prefill"),
+        (
+            '[model]\nvariant = "nvfp4"\n[engine]\nmoe_backend = "flashinfer_mxfp4"\n',
+            4,
+            "flashinfer_mxfp4 with the nvfp4",
+        ),
+        ('[engine]\nmoe_backend = "cutlass"\n', 2, "'cutlass' is not allowed"),
+        ('[engine]\nmoe_backend = "flashinfer_cutlass"\n', 2, "flashinfer_cutlass with the mxfp4"),
+        ('[engine]\ndraft_path = "d"\n', 2, "a draft model with speculation 'none'"),
     ],
 )
 def test_what_is_refused_names_its_line_and_a_reason(text: str, line: int, words: str) -> None:
@@ -114,6 +122,70 @@ def test_what_is_refused_names_its_line_and_a_reason(text: str, line: int, words
     assert words in problem.message
     assert problem.position.line == line
     assert problem.why and problem.fix
+
+
+def replicas(*gpus: str, rest: str = "") -> str:
+    """A spec with one [[replica]] for each list of GPUs, the first in line 2."""
+    tables = "".join(f"[[replica]]\ngpus = {names}\nnuma_node = 0\n" for names in gpus)
+    return f'profile = "replicas"\n{tables}{rest}'
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        (replicas("[0, 1]", "[2, 3, 4, 5]"), 6, "4 GPUs here and 2 in the first"),
+        (replicas("[0, 1]", "[1, 2]"), 6, "engine and engine-2 both have nvidia.com/gpu=1"),
+        (replicas("[0, 1]", "[2, 2]"), 6, "listed twice"),
+        (replicas("[0]"), 3, "engines of 1 GPUs"),
+        (replicas("[0, 1, 2]"), 3, "engines of 3 GPUs"),
+        (replicas("[0, 1]", "[2, 3]", "[4, 5]", "[6, 7]", "[8, 9]"), 14, "5 engines of 2 GPUs"),
+        (replicas("[0, 1, 2, 3]", "[4, 5, 6, 7]", "[8, 9, 10, 11]"), 8, "3 engines of 4 GPUs"),
+        ('profile = "replicas"\n[[replica]]\ngpus = [0, 1]\n', 2, "'numa_node' is missing"),
+        (replicas("[0, 1]", rest="gpu = 3\n"), 5, "replica[0].gpu: unknown key"),
+        ('profile = "replicas"\n[replica]\ngpus = [0, 1]\n', 2, "one table"),
+        ('transport = "p2p"\n' + replicas("[0, 1]"), 1, "transport 'p2p' with profile replicas"),
+        (
+            replicas("[0, 1]", rest='[model]\nvariant = "nvfp4"\n[engine]\nspeculation = "eagle"\n'),
+            8,
+            "speculation 'eagle' with the nvfp4",
+        ),
+    ],
+)
+def test_what_is_refused_of_replicas_names_its_line_and_a_reason(text: str, line: int, words: str) -> None:
+    problem = problems(text)[0]
+    assert words in problem.message
+    assert problem.position.line == line
+    assert problem.why and problem.fix
+
+
+LAYOUTS = [(2, 1), (2, 2), (2, 3), (2, 4), (4, 1), (4, 2)]
+
+
+@pytest.mark.parametrize(("size", "engines"), LAYOUTS)
+@pytest.mark.parametrize("speculation", ["none", "eagle", "dspark"])
+def test_one_to_four_engines_of_two_gpus_and_one_or_two_of_four_may_speculate(
+    size: int, engines: int, speculation: str
+) -> None:
+    lists = [str(list(range(k * size, (k + 1) * size))) for k in range(engines)]
+    spec = parse(replicas(*lists, rest=f'[engine]\nspeculation = "{speculation}"\n'), FILE).spec
+    assert list(spec.roles) == ["engine", "engine-2", "engine-3", "engine-4"][:engines]
+    assert (spec.gpus_per_engine, spec.moe_backend) == (size, "flashinfer_mxfp4")
+
+
+@given(st.lists(st.lists(st.integers(0, 11), max_size=5), max_size=6))
+def test_only_known_layouts_with_a_gpu_each_once_are_accepted(gpus: list[list[int]]) -> None:
+    allowed = (
+        gpus
+        and (len(gpus[0]), len(gpus)) in LAYOUTS
+        and {len(group) for group in gpus} == {len(gpus[0])}
+        and len({gpu for group in gpus for gpu in group}) == sum(map(len, gpus))
+    )
+    try:
+        parse(replicas(*map(str, gpus)), FILE)
+        accepted = True
+    except SpecError:
+        accepted = False
+    assert accepted == bool(allowed)
 
 
 def test_topology_does_not_matter_on_a_machine_without_gpus() -> None:

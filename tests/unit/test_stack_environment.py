@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.spec.load import load, parse
-from deploy.stack.compose import compose_files
-from deploy.stack.environment import Facts, Variable, quote, render, variables
+from deploy.spec.profiles import ENGINES, ROUTER, compose_files
+from deploy.stack.environment import SPECULATION, Facts, Variable, quote, render, variables
 from deploy.stack.origins import LAUNCHER, settings, variable_names
 
 ROOT = Path(__file__).parents[2]
@@ -34,9 +34,99 @@ def test_the_defaults_of_the_spec_are_those_of_the_compose_files() -> None:
 
 
 def test_every_variable_that_a_spec_gives_is_asked_for_by_the_compose_files() -> None:
-    known = variable_names(compose_files(ROOT, "pd", "p2p"))
+    known = variable_names([ROOT / name for name in compose_files("pd", p2p=True)])
     key = Facts("i", Path("/m"), Path("/key"), {"MEMLOCK": "1", "NOFILE": "2"})
     assert {line.name for line in variables(load(ROOT / "deploy.toml"), key)} <= known
+
+
+REPLICAS = """
+profile = "replicas"
+[model]
+name = "m"
+[[replica]]
+gpus = [0, 1]
+numa_node = 0
+cpus = "0-7"
+[[replica]]
+gpus = [2, "GPU-3f"]
+numa_node = 1
+extra_arguments = "--x 1"
+[engine]
+speculation = "eagle"
+nccl = "ll_ring"
+pcie_ipc_all_reduce = true
+moe_backend = "marlin"
+"""
+
+
+def test_replicas_become_services_their_urls_and_one_way_to_speculate() -> None:
+    assert values(REPLICAS) == {
+        "IMAGE": "image:tag",
+        "MODEL_PATH": "/srv/model",
+        "SERVED_MODEL_NAME": "m",
+        "MOE_RUNNER_BACKEND": "marlin",
+        "NCCL_PROTO": "LL",
+        "NCCL_ALGO": "Ring",
+        "PCIE_IPC_ALLREDUCE": "1",
+        "SPECULATION_ARGUMENTS": " ".join(SPECULATION["eagle"]),
+        "ENGINE_GPU_0": "nvidia.com/gpu=0",
+        "ENGINE_GPU_1": "nvidia.com/gpu=1",
+        "ENGINE_NUMA_NODE": "0",
+        "ENGINE_CPUS": "0-7",
+        "ENGINE_2_GPU_0": "nvidia.com/gpu=2",
+        "ENGINE_2_GPU_1": "nvidia.com/gpu=GPU-3f",
+        "ENGINE_2_NUMA_NODE": "1",
+        "ENGINE_2_EXTRA_ARGUMENTS": "--x 1",
+        "COMPOSE_PROFILES": "2-engines",
+        "WORKER_URLS": "http://engine:30000 http://engine-2:30000",
+    }
+
+
+def test_one_replica_needs_no_compose_profile() -> None:
+    given = values('profile = "replicas"\n[[replica]]\ngpus = [0, 1]\nnuma_node = 0\n')
+    assert not {"COMPOSE_PROFILES", "WORKER_URLS"} & set(given)
+
+
+def test_a_draft_model_of_its_own_is_mounted_and_named() -> None:
+    text = (
+        'profile = "replicas"\n[[replica]]\ngpus = [0, 1]\nnuma_node = 0\n'
+        '[engine]\nspeculation = "dspark"\ndraft_path = "d"\n'
+    )
+    given = values(text, Facts("i", Path("/m"), None, {}, Path("/srv/d")))
+    assert given["DRAFT_PATH"] == "/srv/d"
+    assert given["SPECULATION_ARGUMENTS"] == "--speculative-algorithm=DSPARK --speculative-draft-model-path=/draft"
+
+
+def test_the_nvfp4_checkpoint_brings_its_own_moe_backend_and_a_person_may_still_choose() -> None:
+    assert values('[model]\nvariant = "nvfp4"\n')["MOE_RUNNER_BACKEND"] == "flashinfer_cutlass"
+    assert values('[model]\nvariant = "nvfp4"\n[engine]\nmoe_backend = "marlin"\n')["MOE_RUNNER_BACKEND"] == "marlin"
+
+
+def test_auto_and_false_leave_the_compose_files_variables_to_the_person() -> None:
+    given = values((ROOT / "deploy.toml").read_text() + 'NCCL_PROTO = "LL"\nPCIE_IPC_ALLREDUCE = 1\n')
+    assert (given["NCCL_PROTO"], given["PCIE_IPC_ALLREDUCE"]) == ("LL", "1")
+    assert not {"NCCL_ALGO", "MOE_RUNNER_BACKEND", "SPECULATION_ARGUMENTS"} & set(given)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_variable_of_the_replicas_is_asked_for_by_their_compose_files(size: int) -> None:
+    engines = {2: 4, 4: 2}[size]
+    tables = "".join(
+        f'[[replica]]\ngpus = {list(range(k * size, k * size + size))}\nnuma_node = 0\ncpus = "1"\n'
+        'extra_arguments = "-x"\n'
+        for k in range(engines)
+    )
+    text = REPLICAS.replace(REPLICAS[REPLICAS.index("[[") : REPLICAS.index("[engine]")], tables).replace(
+        '"eagle"', '"dspark"\ndraft_path = "d"'
+    )
+    facts = Facts("i", Path("/m"), Path("/key"), {"MEMLOCK": "1", "NOFILE": "2"}, Path("/d"))
+    given = {line.name for line in variables(parse(text, Path("deploy.toml")), facts)}
+    # Compose itself asks for this one.
+    known = variable_names([ROOT / name for name in compose_files("replicas", gpus_per_engine=size)])
+    assert given - {"COMPOSE_PROFILES"} <= known
+    assert len([name for name in given if "_GPU_" in name]) == 8
+    # What only the roles of profile pd know is not among them.
+    assert "PREFILL_GPU_0" not in known
 
 
 def test_gpus_become_cdi_names_in_their_order() -> None:
@@ -148,7 +238,5 @@ def test_the_launcher_adds_what_the_origins_say() -> None:
 
 
 def test_each_role_of_the_compose_files_is_known() -> None:
-    from deploy.stack.compose import ROLES
-
     document = cast(dict[str, Any], yaml.safe_load((ROOT / "compose.yaml").read_text()))
-    assert set(document["services"]) == set(ROLES)
+    assert set(document["services"]) == {*ENGINES["pd"], ROUTER}

@@ -39,6 +39,7 @@ class FakeStack:
 
     pages: dict[str, str] = field(default_factory=dict[str, str])
     files: tuple[str, ...] = ("compose.yaml",)
+    engines: tuple[str, ...] = ("prefill", "decode")
 
     def config(self) -> dict[str, Any]:
         return ISOLATED

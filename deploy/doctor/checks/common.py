@@ -15,7 +15,7 @@ def gpu_hardware(report: HostReport) -> list[str]:
 
 def wants_gpus(report: HostReport, needs: Needs) -> bool:
     """Whether this host is to serve from GPUs: what deploy.toml says, else whether there are any."""
-    return needs.profile == "pd" if needs.profile else bool(gpu_hardware(report) or report.lost_gpus)
+    return needs.profile != "cpu" if needs.profile else bool(gpu_hardware(report) or report.lost_gpus)
 
 
 def named(gpu: Gpu) -> str:

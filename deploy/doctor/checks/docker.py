@@ -101,7 +101,7 @@ def cdi(report: HostReport, needs: Needs) -> Iterator[Problem]:
             "",
             CDI_GENERATE,
         )
-    elif report.gpus and not by_uuid and needs.profile == "pd":
+    elif report.gpus and not by_uuid and needs.profile in ("pd", "replicas"):
         yield note(
             "the CDI description names GPUs by index only",
             "an index changes when a card is added or fails; a UUID does not",

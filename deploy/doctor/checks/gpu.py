@@ -46,10 +46,10 @@ def none(report: HostReport, needs: Needs) -> Iterator[Problem]:
     """No NVIDIA GPU in the machine."""
     if report.gpus or report.lost_gpus or gpu_hardware(report):
         return
-    if needs.profile == "pd":
+    if needs.profile in ("pd", "replicas"):
         yield error(
             "this machine has no NVIDIA GPU",
-            'deploy.toml says profile = "pd", which serves from GPUs',
+            f'deploy.toml says profile = "{needs.profile}", which serves from GPUs',
             'run this on the GPU host, or set profile = "cpu"',
         )
     elif needs.profile is None:
@@ -114,8 +114,8 @@ def count(report: HostReport, needs: Needs) -> Iterator[Problem]:
     if not needs.roles and not report.lost_gpus and 0 < len(report.gpus) < 8 and wants_gpus(report, needs):
         yield note(
             f"{len(report.gpus)} GPUs",
-            "compose.yaml gives prefill and decode four GPUs each; fewer GPUs need another layout",
-            "deploy init shows what fits",
+            "profile pd gives prefill and decode four GPUs each; with fewer, replicas of two serve",
+            "deploy init proposes them",
         )
 
 

@@ -217,8 +217,8 @@ def indexer_logits(
         out: float32 [requests * rows_per_request, width], last dimension contiguous; allocated when None. Columns at
             or past a row's length are not written.
         skip_length: rows of at most so many tokens are not scored at all (top-k takes all their tokens anyway).
-        check: also verify lengths and page ids against their ranges. For debugging: it waits for the GPU and adds
-            about ten small launches, so it cannot be used under graph capture.
+        check: also verify lengths and page ids against their ranges. For debugging: it waits for the GPU and copies
+            lengths and page table to the CPU, so it cannot be used under graph capture.
 
     Returns:
         The logits, float32 [requests * rows_per_request, width].
