@@ -26,7 +26,7 @@ from sm120_kernels.checks import (
     shared_bytes,
     sm_count,
 )
-from sm120_kernels.interpret import to_bf16, to_e4m3
+from sm120_kernels.interpret import prefetch_l2, to_bf16, to_e4m3
 from sm120_kernels.unpack import scale_value
 
 BLOCK = 128
@@ -55,14 +55,6 @@ def _turn_back(value, cos, sin, TOKENS: tl.constexpr):
     """value [TOKENS, 128] with each pair of columns (a, b), read as a + bi, times cos - i sin."""
     a, b = tl.split(value.reshape(TOKENS, 64, 2))
     return tl.join(a * cos + b * sin, b * cos - a * sin).reshape(TOKENS, 128)
-
-
-@triton.jit
-def _prefetch(pointers):
-    """Ask for the lines at `pointers` to be brought into the L2 cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit
@@ -114,7 +106,7 @@ def linear_kernel(
     if PDL:
         # The weights do not depend on the kernel before this one, so they can be on their way while it ends.
         if SHARE & (SHARE - 1) == 0:
-            _prefetch(row_start[:, None] + tl.arange(0, SHARE)[None, :] * 128)
+            prefetch_l2(row_start[:, None] + tl.arange(0, SHARE)[None, :] * 128)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     weights = row_start[:, None] + k[None, :]
