@@ -33,7 +33,7 @@ $(UV): requirements-uv.txt
 demo: .venv/.synced  ## prefill + decode + router on this machine without GPUs: one question, a short load test
 	@$(DEPLOY) docker start
 	@# 3: it found errors; `up` refuses what it cannot do and says the same.
-	@$(DEPLOY) doctor --profile cpu --limit 10 || [ $$? = 3 ]
+	@$(DEPLOY) doctor --profile cpu --limit 10 --least warning || [ $$? = 3 ]
 	@$(DEPLOY) up --profile cpu
 	@printf '\n> %s\n' '$(QUESTION)'
 	@$(DEPLOY) chat --max-tokens 64 '$(QUESTION)'
@@ -61,13 +61,14 @@ down: .venv/.synced  ## remove containers, networks, volumes, image, generated m
 
 .PHONY: clean
 clean:  ## remove the tool environment and caches as well (after `make down`)
+	@! test -e .state/docker/process.json || { echo "error: a Docker engine was started from here; first: make down" >&2; exit 1; }
 	rm -rf .venv .tools .cache .state .pytest_cache .ruff_cache .hypothesis
 
 # ---- tests
 
 .PHONY: test
-test: .venv/.synced /usr/bin/patch  ## lint, lock and tests: unit, kernels, Docker end to end; starts what it needs and stops it again
-	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint lock-check test-unit test-kernels test-docker SELECT=
+test: .venv/.synced /usr/bin/patch  ## lint, lock and tests: unit, kernels, patches, Docker end to end; starts what it needs and stops it again
+	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint lock-check test-unit test-kernels test-patches test-docker SELECT=
 
 .PHONY: lock-check
 lock-check: .venv/.synced  ## does deploy.lock agree with the repository and deploy.toml? (`deploy lock` mends it)
@@ -82,13 +83,21 @@ SELECT ?= -m "not slow"
 test-unit: .venv/.synced  ## the quick unit tests, no Docker
 	.venv/bin/pytest --numprocesses auto $(SELECT) tests/unit
 
+# Programs that only tests need, unpacked and not installed: the package of the registry would start one for everybody.
+PROGRAMS := .cache/programs/usr/bin
+$(PROGRAMS)/%:
+	@mkdir -p .cache/programs
+	@apt-get -qq update
+	@cd .cache/programs && apt-get -qq download $* 2>/dev/null && dpkg-deb --extract $*_*.deb . && rm $*_*.deb && touch usr/bin/$* \
+	  || echo "$* is not in this machine's package archives: tests that need it say so"
+
 .PHONY: test-docker
-test-docker: .venv/.synced  ## the real stack in containers
+test-docker: .venv/.synced $(PROGRAMS)/docker-registry $(PROGRAMS)/cosign  ## the real stack in containers
 	$(DEPLOY) build
 	.venv/bin/pytest -m "not quiet" tests/docker
 
 .PHONY: test-quiet
-test-quiet: .venv/.synced  ## what measures the real stack; needs a running Docker engine and a machine that does nothing else
+test-quiet: .venv/.synced $(PROGRAMS)/docker-registry  ## what measures the real stack; needs a running Docker engine, 35 GB of disk and a machine that does nothing else
 	$(DEPLOY) build
 	.venv/bin/pytest -m quiet tests/docker
 
@@ -98,19 +107,27 @@ test-quiet: .venv/.synced  ## what measures the real stack; needs a running Dock
 	@$(UV) pip install --quiet --require-hashes --no-deps --python-version 3.11 --target .cache/test-packages --requirements .cache/test-packages.txt
 	@touch $@
 
-.PHONY: test-kernels
-test-kernels: .venv/.synced .cache/test-packages/.synced  ## kernel tests in Triton's interpreter and the sm_120 compiler, in the image
-	image=$$($(DEPLOY) build | cut -d' ' -f1) && docker run --rm --network none --cap-drop ALL --user "$$(id -u):$$(id -g)" \
+IN_IMAGE = image=$$($(DEPLOY) build | cut -d' ' -f1) && docker run --rm --network none --cap-drop ALL --user "$$(id -u):$$(id -g)" \
 	  --tmpfs /tmp:exec --volume "$(CURDIR)":/src:ro --workdir /src --env HOME=/tmp --env TRITON_CACHE_DIR=/tmp/triton \
 	  --env HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis --env PYTHONDONTWRITEBYTECODE=1 \
 	  --env PYTHONPATH=/src/kernels:/opt/cpu_standins:/src/.cache/test-packages --env SGLANG_USE_CPU_ENGINE=1 --entrypoint python "$$image" \
-	  -m pytest -p no:cacheprovider tests/kernels
+	  -m pytest -p no:cacheprovider
+
+.PHONY: test-kernels
+test-kernels: .venv/.synced .cache/test-packages/.synced  ## kernel tests in Triton's interpreter and the sm_120 compiler, in the image
+	$(IN_IMAGE) tests/kernels
+
+.PHONY: test-patches
+test-patches: .venv/.synced .cache/test-packages/.synced  ## what the patches to SGLang change, in the image
+	$(IN_IMAGE) tests/patches
 
 # There the GPU's own driver and torch count, so not in the image: any Python with torch, triton, pytest and hypothesis.
 GPU_PYTHON ?= python3
 
 .PHONY: test-gpu
 test-gpu:  ## kernel tests at real shapes; needs an NVIDIA GPU
+	@$(GPU_PYTHON) -c 'import torch, triton, pytest, hypothesis' || { \
+	  echo "error: GPU_PYTHON=... must name a Python with torch, triton, pytest and hypothesis" >&2; exit 1; }
 	PYTHONPATH=kernels:$$PYTHONPATH $(GPU_PYTHON) -m pytest tests/gpu
 
 .PHONY: lint

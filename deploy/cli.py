@@ -1,6 +1,8 @@
 """The verbs of `deploy`: each parses its arguments, calls one function and shows what it returned."""
 
 import json
+import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -9,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +18,23 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from deploy import host_verbs, lock_verbs, render
+from deploy import host_verbs, image_verbs, lock_verbs, model_verbs, patches_verbs, render
+from deploy.command_line import (
+    ROOT,
+    SPEC,
+    STATE,
+    CertificatesOption,
+    JsonOption,
+    MirrorOption,
+    ProfileName,
+    ProfileOption,
+    SecurityMirrorOption,
+    SpecOption,
+    StateOption,
+    examples,
+    print_json,
+    verbs,
+)
 from deploy.entry import run
 from deploy.errors import DeployError
 from deploy.host import probe
@@ -41,8 +58,8 @@ from deploy.stack.up import Result, build_progress, down, plan, up
 from deploy.status import live as engine_view
 from loadtest.cli import bench
 
-ROOT = Path(__file__).resolve().parents[1]
 NOT_SERVING = 4
+NEXT = ('chat "Hello"', "status --watch", "logs --follow", "bench -c 1,16", "down")
 EXIT_CODES = """\b
 Exit codes:
   0    done
@@ -64,55 +81,25 @@ class RoleName(StrEnum):
     router = "router"
 
 
-class ProfileName(StrEnum):
-    pd = "pd"
-    replicas = "replicas"
-    cpu = "cpu"
-
-
-app = typer.Typer(
+app = verbs(
     name="deploy",
     help="DeepSeek-V4-Flash in containers, from deploy.toml to an accepted endpoint.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 docker_app = typer.Typer(
     help="Start a Docker engine where there is none, and stop it again.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(docker_app, name="docker")
 app.add_typer(bench, name="bench")
+app.add_typer(patches_verbs.app, name="patches")
 app.add_typer(host_verbs.app)
+app.add_typer(image_verbs.app)
 app.add_typer(lock_verbs.app)
+app.add_typer(model_verbs.app, name="model")
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
-
-SpecOption = Annotated[
-    Path, typer.Option("--spec", envvar="DEPLOY_SPEC", help="The spec to follow.", show_default="deploy.toml")
-]
-StateOption = Annotated[
-    Path,
-    typer.Option(
-        "--state", envvar="DEPLOY_STATE", help="Folder for lock, env file and generated model.", show_default=".state"
-    ),
-]
-ProfileOption = Annotated[ProfileName | None, typer.Option("--profile", help="Instead of the profile in the spec.")]
-MirrorOption = Annotated[
-    str | None, typer.Option("--mirror", help="Debian archive.", show_default="the machine's own apt sources")
-]
-SecurityMirrorOption = Annotated[
-    str | None, typer.Option("--security-mirror", help="Security archive.", show_default="MIRROR-security")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-SPEC, STATE = ROOT / "deploy.toml", ROOT / ".state"
-
-
-def examples(*lines: str) -> str:
-    """An epilog that keeps its line breaks."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 @app.command(
@@ -124,14 +111,19 @@ def examples(*lines: str) -> str:
     ),
 )
 def up_verb(
-    spec: SpecOption = SPEC, state: StateOption = STATE, profile: ProfileOption = None, as_json: JsonOption = False
+    spec: SpecOption = SPEC,
+    state: StateOption = STATE,
+    profile: ProfileOption = None,
+    mirror: MirrorOption = None,
+    security_mirror: SecurityMirrorOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check the host, build the image if needed, start the stack, and return once it has served a request."""
     spec_file = load(spec, _profile(profile))
     with render.steps(err) as report:
-        result = up(ROOT, spec_file, State(state), report)
+        result = up(ROOT, spec_file, State(state), report, mirror, security_mirror)
     if as_json:
-        _print_json(_up_json(result))
+        print_json(_up_json(result))
     else:
         _show_up(result)
 
@@ -151,7 +143,11 @@ def down_verb(
 ) -> None:
     """Stop the stack and remove what `up` made. Requests in flight may finish first."""
     folder = State(state)
-    if everything and not probe.docker_facts().server and not shutil.which("docker"):
+    if everything and docker_engine.was_started_by_hand(folder):
+        # The machine was restarted since: what is to be removed lies in an engine that does not run.
+        docker_engine.ensure(folder, may_install=False, say=_say)
+    if everything and not probe.docker_facts().server and not folder.environment.exists():
+        _say("no Docker engine answers, and nothing was started from here: only files are removed")
         removed = []
     else:
         require_docker(probe.docker_facts(), cdi=False)
@@ -188,7 +184,7 @@ def status_verb(
         if seen.url:
             out.print(seen.url)
     elif as_json:
-        _print_json(seen.as_dict())
+        print_json(seen.as_dict())
     else:
         out.print(_status_view(seen))
     if not seen.serving:
@@ -206,7 +202,7 @@ def logs_verb(
     tail: Annotated[str, typer.Option("--tail", "-n", help="Lines of each role to begin with, or all.")] = "200",
     since: Annotated[str | None, typer.Option("--since", help="Not older than, for example 10m or 2h.")] = None,
 ) -> None:
-    """Show what the roles log, oldest line first."""
+    """Show what the roles log, role by role; with --follow as it comes."""
     require_docker(probe.docker_facts(), cdi=False)
     stack = running_stack(ROOT, State(state).environment)
     if not stack.roles():
@@ -219,6 +215,8 @@ def logs_verb(
         )
     if tail != "all" and not tail.isdigit():
         raise typer.BadParameter("a number or all", param_hint="--tail")
+    if since and not re.fullmatch(r"(\d+(\.\d+)?[smhd])+|\d{4}-\d\d-\d\d(T.+)?|\d+", since):
+        raise typer.BadParameter("a time such as 10m, 2h or 2026-01-31T12:00:00", param_hint="--since")
     names = [role.value for role in roles or []]
     lines: Any = stack.docker.compose.logs(names, tail=tail, since=since, follow=follow, stream=True)
     for _, line in lines:
@@ -271,7 +269,7 @@ def chat_verb(
             sys.stdout.flush()
     seconds = time.monotonic() - begun
     if as_json:
-        _print_json(
+        print_json(
             {
                 "answer": "".join(pieces),
                 "prompt_tokens": usage.prompt,
@@ -293,7 +291,7 @@ def chat_verb(
 def build_verb(
     mirror: MirrorOption = None,
     security_mirror: SecurityMirrorOption = None,
-    certificates: Annotated[Path | None, typer.Option("--certificates", help="CA file for the Python index.")] = None,
+    certificates: CertificatesOption = None,
     wheel_cache: Annotated[bool, typer.Option("--wheel-cache", help="Keep the wheels (10 GB) for next time.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Even if the image is there; use no cached step.")] = False,
     as_json: JsonOption = False,
@@ -312,7 +310,7 @@ def build_verb(
         )
         running.outcome = "built" if image.built else "already here"
     if as_json:
-        _print_json(asdict(image))
+        print_json(asdict(image))
     else:
         out.print(f"{image.tag}  {image.id}  {image.size_bytes / 1e9:.1f} GB", soft_wrap=True)
 
@@ -341,7 +339,7 @@ def config_verb(
     config, found = preview(stack, lines)
     if as_json:
         shown = {"plan": asdict(memory[0]), "size_from": memory[1]} if memory else None
-        _print_json({"compose": config, "settings": [asdict(setting) for setting in found], "memory": shown})
+        print_json({"compose": config, "settings": [asdict(setting) for setting in found], "memory": shown})
         return
     if not arguments:
         sys.stdout.write(str(yaml.safe_dump(config, sort_keys=False)))  # pyright: ignore[reportUnknownMemberType]
@@ -413,10 +411,6 @@ def _say(text: str) -> None:
     err.print(text, markup=False, soft_wrap=True)
 
 
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
-
-
 def _setting(name: str, value: str) -> str:
     return f"{name}={value}" if name else value
 
@@ -430,6 +424,11 @@ def _up_json(result: Result) -> dict[str, Any]:
     }
 
 
+def _program() -> str:
+    """How to call this program from here: by its name where the shell finds it, else by its path."""
+    return "deploy" if shutil.which("deploy") else os.path.relpath(sys.argv[0])
+
+
 def _show_up(result: Result) -> None:
     accepted = result.acceptance
     key = ' -H "Authorization: Bearer $(cat API_KEY_FILE)"' if accepted.needs_key else ""
@@ -439,7 +438,7 @@ def _show_up(result: Result) -> None:
         "",
         f"  curl {accepted.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
         "",
-        'Next: deploy chat "Hello"   deploy status --watch   deploy logs --follow   deploy bench -c 1,16   deploy down',
+        "Next: " + "   ".join(f"{_program()} {verb}" for verb in NEXT),
     ]
     out.print("\n".join(lines), markup=False, soft_wrap=True)
 

@@ -4,6 +4,7 @@ All verbs together take over a second to load; those about the lock, which are c
 for the others.
 """
 
+import os
 import signal
 import sys
 
@@ -15,6 +16,8 @@ from deploy.errors import DeployError
 
 LOCK_VERBS = ("lock", "diff", "verify")
 FAILED, INTERRUPTED = 1, 130
+# As a shell sees a program that SIGPIPE ended.
+PIPE_CLOSED = 141
 
 
 def main() -> None:
@@ -36,6 +39,10 @@ def run(app: typer.Typer) -> None:
     except DeployError as error:
         render.error(err, error)
         sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # Whoever read the output has enough. The interpreter must not try to write the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(PIPE_CLOSED)
     except OSError as error:
         render.error(err, DeployError(f"{error.filename or 'a file'}: {error.strerror or error}", "", ""))
         sys.exit(FAILED)

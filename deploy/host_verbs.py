@@ -1,12 +1,22 @@
 """The verbs that look at the host: `doctor`, `init`, `report`. `cli.py` mounts them."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from deploy.command_line import (
+    ROOT,
+    SPEC,
+    STATE,
+    JsonOption,
+    ProfileName,
+    ProfileOption,
+    SpecOption,
+    StateOption,
+    examples,
+)
 from deploy.doctor.checks.common import find_gpu, wants_gpus
 from deploy.doctor.finding import Needs, Severity, needs_of
 from deploy.doctor.render import to_json, to_script, to_text
@@ -25,40 +35,18 @@ from deploy.report.verb import report
 from deploy.spec.load import load
 from deploy.stack.state import State
 
-ROOT = Path(__file__).resolve().parents[1]
-SPEC, STATE = ROOT / "deploy.toml", ROOT / ".state"
 ERRORS_FOUND = 3
-
-
-class ProfileName(StrEnum):
-    pd = "pd"
-    replicas = "replicas"
-    cpu = "cpu"
 
 
 app = typer.Typer()
 err = Console(stderr=True, highlight=False)
 
-SpecOption = Annotated[
-    Path, typer.Option("--spec", envvar="DEPLOY_SPEC", help="The spec to follow.", show_default="deploy.toml")
-]
-StateOption = Annotated[
-    Path,
-    typer.Option("--state", envvar="DEPLOY_STATE", help="Folder of the running stack's files.", show_default=".state"),
-]
-ProfileOption = Annotated[ProfileName | None, typer.Option("--profile", help="Instead of the profile in the spec.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SavedOption = Annotated[
     Path | None, typer.Option("--host-report", metavar="FILE", help="A saved report instead of this host.")
 ]
 LimitOption = Annotated[
     float, typer.Option("--limit", min=0.1, max=600, help="Seconds that each look at the host may take.")
 ]
-
-
-def examples(*lines: str) -> str:
-    """An epilog that keeps its line breaks."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 @app.command(
@@ -82,6 +70,9 @@ def doctor_verb(
     fix_script: Annotated[bool, typer.Option("--fix-script", help="Print a shell script of all fixes.")] = False,
     saved: SavedOption = None,
     save_to: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the host report.")] = None,
+    least: Annotated[
+        Severity, typer.Option("--least", help="Show only what is at least this severe, and not what was not seen.")
+    ] = Severity.NOTE,
     limit: LimitOption = LIMIT_SECONDS,
 ) -> None:
     """Find out what is wrong with this host, why it matters and which command mends it. Changes nothing."""
@@ -101,7 +92,7 @@ def doctor_verb(
     elif fix_script:
         typer.echo(to_script(seen, findings))
     else:
-        Console(highlight=False).print(to_text(seen, findings, checks))
+        Console(highlight=False).print(to_text(seen, findings, checks, least))
     raise typer.Exit(ERRORS_FOUND if any(finding.severity == Severity.ERROR for finding in findings) else 0)
 
 

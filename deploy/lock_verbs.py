@@ -3,21 +3,34 @@
 What a verb needs is imported in it: `diff` and `lock --check` are called often and shall not wait for the rest.
 """
 
-import json
 import sys
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from deploy.command_line import (
+    ROOT,
+    SPEC,
+    STATE,
+    CertificatesOption,
+    JsonOption,
+    MirrorOption,
+    SecurityMirrorOption,
+    SpecOption,
+    StateOption,
+    examples,
+    print_json,
+    verbs,
+)
+from deploy.errors import DeployError
+
 if TYPE_CHECKING:
     from deploy.lock.resolve import Disagreement
 
-ROOT = Path(__file__).resolve().parents[1]
-SPEC, STATE = ROOT / "deploy.toml", ROOT / ".state"
 FAILED = 1
 RUNNING = "running"
 
@@ -31,27 +44,9 @@ class PartName(StrEnum):
     image = "image"
 
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+app = verbs()
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
-
-SpecOption = Annotated[
-    Path, typer.Option("--spec", envvar="DEPLOY_SPEC", help="The spec to follow.", show_default="deploy.toml")
-]
-StateOption = Annotated[
-    Path,
-    typer.Option("--state", envvar="DEPLOY_STATE", help="Folder of the running stack's files.", show_default=".state"),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def examples(*lines: str) -> str:
-    """An epilog that keeps its line breaks."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 @app.command(
@@ -71,16 +66,12 @@ def lock_verb(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit code 1 and a list if behind.")] = False,
     spec: SpecOption = SPEC,
-    mirror: Annotated[
-        str | None, typer.Option("--mirror", help="Debian archive.", show_default="the machine's own apt sources")
-    ] = None,
-    security_mirror: Annotated[
-        str | None, typer.Option("--security-mirror", help="Its security archive.", show_default="MIRROR-security")
-    ] = None,
+    mirror: MirrorOption = None,
+    security_mirror: SecurityMirrorOption = None,
     keyring: Annotated[
         Path | None, typer.Option("--keyring", help="Keys of the archive's release files.", show_default="Debian's")
     ] = None,
-    certificates: Annotated[Path | None, typer.Option("--certificates", help="CA file for the Python index.")] = None,
+    certificates: CertificatesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write every input of the stack by hash into deploy.lock.
@@ -105,7 +96,7 @@ def lock_verb(
         updated = update_lock(ROOT, spec_file, [part.value for part in update or []], sources, progress)
     if as_json:
         unresolved = [asdict(item) for item in updated.unresolved]
-        _print_json({"changes": [asdict(change) for change in updated.changes], "unresolved": unresolved})
+        print_json({"changes": [asdict(change) for change in updated.changes], "unresolved": unresolved})
         return
     out.print(render.changes(updated.changes) or "deploy.lock is up to date", soft_wrap=True)
     for item in updated.unresolved:
@@ -148,7 +139,7 @@ def diff_verb(
         one, two = (running, locked) if one is None else (locked, running)
     found = diff(one, two)
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
         return
     out.print(render.changes(found.changes) or f"{before} and {after} are the same", soft_wrap=True)
     if found.transfer and found.changes:
@@ -161,18 +152,31 @@ def diff_verb(
         "deploy verify                       does what runs equal deploy.lock?",
         "deploy verify --full                every byte of the model too",
         "deploy verify --json | jq '.drifts[]'",
+        "deploy verify --rebuild             build the image again from nothing: is it the locked one?",
     ),
 )
 def verify_verb(
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Build the image again in an engine of its own and compare (minutes).")
+    ] = False,
     state: StateOption = STATE,
     full: Annotated[bool, typer.Option("--full", help="Hash every byte of the model, not samples.")] = False,
+    mirror: MirrorOption = None,
+    security_mirror: SecurityMirrorOption = None,
+    certificates: CertificatesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Hold what runs against deploy.lock. Exit code 0 only if all agrees, else one line for each drift.
 
     Compared are each container's image, the files it sees, its arguments and variables, the engines' own account of
     their arguments, the hooks, the model's files, and the versions of Docker and of the NVIDIA driver.
+
+    With --rebuild nothing needs to run: the image is built from clean caches, as root, with 13 GB of disk, and each of
+    its layers compared; where one differs, its files are named.
     """
+    if rebuild:
+        _verify_rebuild(state, mirror, security_mirror, certificates, as_json)
+        return
     from deploy import render
     from deploy.host import probe
     from deploy.host.docker_facts import require_docker
@@ -188,7 +192,7 @@ def verify_verb(
     with render.transfer(err) as progress:
         found = verify(stack, lock, folder, full=full, progress=lambda done, total: progress("model", done, total))
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
     else:
         for drift in found.drifts:
             sys.stdout.write(f"{drift}\n")
@@ -199,9 +203,54 @@ def verify_verb(
         raise typer.Exit(FAILED)
 
 
+def _verify_rebuild(
+    state: Path, mirror: str | None, security_mirror: str | None, certificates: Path | None, as_json: bool
+) -> None:
+    from deploy import render
+    from deploy.image.inputs import read_inputs
+    from deploy.image.rebuild import rebuild
+    from deploy.image.transfer import require_built
+    from deploy.lock.model import read_lock
+    from deploy.stack.events import step
+    from deploy.stack.up import build_progress
+
+    locked = require_built(read_lock(ROOT).image)
+    if locked.inputs != (now := read_inputs(ROOT).hash):
+        raise DeployError(
+            "deploy.lock is behind the repository",
+            f"it locks the image of inputs {locked.inputs}, the files here give {now}",
+            "deploy build, then deploy lock",
+        )
+    with render.steps(err) as report, step("image", report) as running:
+        found = rebuild(
+            ROOT,
+            locked,
+            state.absolute() / "rebuild",
+            progress=build_progress(running),
+            mirror=mirror,
+            security_mirror=security_mirror,
+            certificates=certificates,
+        )
+        running.outcome = "the same" if found.same else "another image"
+    if as_json:
+        print_json({**asdict(found), "same": found.same})
+    elif found.same:
+        out.print(f"{found.found}: built again from nothing, {found.layers} layers, all as locked", soft_wrap=True)
+    else:
+        out.print(f"image: expected {found.expected}, found {found.found}", soft_wrap=True)
+        if layer := found.difference:
+            out.print(f"layer {layer.place}: expected {layer.expected}, found {layer.found}", soft_wrap=True)
+            for line in layer.files or (layer.why_no_files,):
+                out.print(f"  {line}", markup=False, soft_wrap=True)
+        else:
+            out.print("  every layer is as locked; the image's configuration differs")
+    if not found.same:
+        raise typer.Exit(FAILED)
+
+
 def _show_disagreements(found: "list[Disagreement]", as_json: bool) -> None:
     if as_json:
-        _print_json({"agrees": not found, "disagreements": [asdict(item) for item in found]})
+        print_json({"agrees": not found, "disagreements": [asdict(item) for item in found]})
         return
     from deploy import render
 
@@ -212,7 +261,3 @@ def _show_disagreements(found: "list[Disagreement]", as_json: bool) -> None:
         err.print(f"deploy.lock is behind in {len(found)} points; fix: {fixes}", markup=False, soft_wrap=True)
     else:
         err.print("deploy.lock agrees with the repository and deploy.toml")
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")

@@ -188,10 +188,10 @@ class Watcher:
                 self.gpus += found
 
 
-def engine_identity(url: str, ca_timeout: float = 5.0) -> dict[str, Any] | None:
+def engine_identity(url: str, timeout: float = 20.0) -> dict[str, Any] | None:
     """`/server_info` of an engine, reduced to what identifies it; None when it does not answer."""
     try:
-        response = httpx.get(url.rstrip("/") + "/server_info", timeout=ca_timeout, trust_env=False)
+        response = httpx.get(url.rstrip("/") + "/server_info", timeout=timeout, trust_env=False)
         response.raise_for_status()
         info: Any = response.json()
     except (httpx.HTTPError, ValueError):

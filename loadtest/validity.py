@@ -306,6 +306,8 @@ def _identity(evidence: Evidence) -> Iterable[Finding]:
     if not evidence.locked:
         yield _note("not-locked", "deploy.lock describes no stack that serves this model with these roles")
     for engine, found in evidence.found_identity.items():
+        if found is None:
+            yield _note("no-identity", f"{engine} did not say what it is: it was not held against the lock")
         after = (evidence.identity_after or {}).get(engine)
         if found is not None and after is not None and found != after:
             changed = sorted(name for name in {*found, *after} if found.get(name) != after.get(name))

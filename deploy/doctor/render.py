@@ -34,15 +34,24 @@ def summary(findings: Sequence[Finding], checks: int) -> str:
     return f"{', '.join(shown) or 'nothing found'}; {clean} of {checks} checks had nothing to say"
 
 
-def to_text(report: HostReport, findings: Sequence[Finding], checks: int) -> RenderableType:
-    """Findings under their headings; the heading with the worst finding comes first."""
-    parts: list[RenderableType] = [Text(headline(report), style="bold"), Text()]
-    for group in dict.fromkeys(finding.group for finding in findings):
+def to_text(
+    report: HostReport, findings: Sequence[Finding], checks: int, least: Severity = Severity.NOTE
+) -> RenderableType:
+    """Findings under their headings; the heading with the worst finding comes first.
+
+    Args:
+        least: leave out what is less severe, and, unless it is the lowest, what could not be seen.
+    """
+    shown = [finding for finding in findings if finding.severity.rank <= least.rank]
+    parts: list[RenderableType] = [Text(headline(report), style="bold")]
+    if shown:
+        parts.append(Text())
+    for group in dict.fromkeys(finding.group for finding in shown):
         parts.append(Text(group, style="underline"))
-        for finding in findings:
+        for finding in shown:
             if finding.group == group:
                 parts.append(Padding(_block(finding), (0, 0, 1, 2)))
-    if report.unseen:
+    if report.unseen and least == Severity.NOTE:
         parts.append(Text("Not seen", style="underline"))
         for unseen in report.unseen:
             how = f" ({unseen.how})" if unseen.how else ""

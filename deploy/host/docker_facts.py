@@ -90,6 +90,12 @@ def require_gpus(wanted: list[str], present: set[str], folders: tuple[Path, ...]
         HostError: names the unknown devices and lists those that exist.
     """
     unknown = [device for device in wanted if device not in present]
+    if unknown and not present:
+        raise HostError(
+            f"this host has no GPU that Docker knows, {len(wanted)} are asked for",
+            f"there is no CDI spec in {' or '.join(map(str, folders))}",
+            "deploy doctor says whether GPU, driver or container toolkit is missing; without a GPU: --profile cpu",
+        )
     if unknown:
         places = " and ".join(map(str, folders))
         raise HostError(

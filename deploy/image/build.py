@@ -18,9 +18,10 @@ from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException, NoSuchImage
 
 from deploy.errors import DeployError
+from deploy.fetch import cache_folder
 from deploy.host.errors import HostError
 from deploy.image.inputs import IMAGE_NAME, SOURCE_DATE_EPOCH, ImageInputs, read_inputs
-from deploy.image.packages import default_cache, fetch, write_bootstrap
+from deploy.image.packages import fetch_packages, write_bootstrap
 from deploy.image.progress import BuildEvent, BuildProgress, read_objects
 from deploy.lock.debian import LockedPackage, find_mirrors, read_rootfs_lock
 
@@ -68,6 +69,7 @@ def ensure_image(
     wheel_cache: bool = False,
     uv: Path | None = None,
     rebuild: bool = False,
+    host_network: bool = False,
 ) -> ImageReference:
     """Return the image that the repository's files decide; build it if this host has not got it.
 
@@ -83,6 +85,7 @@ def ensure_image(
         wheel_cache: keep downloaded wheels in BuildKit's cache (10 GB, unpacked) for the next build of the engine.
         uv: the uv program that the build uses; `<repository>/.tools/bin/uv` if None.
         rebuild: build even if an image with this tag exists, and use no cached step.
+        host_network: steps that fetch use the host's network, for an engine without one of its own.
 
     Raises:
         HostError: Docker does not answer or lacks buildx, or the disk is too small.
@@ -95,7 +98,7 @@ def ensure_image(
     if not rebuild and (found := find_image(inputs.tag, docker)):
         return found
     uv = uv or repository / ".tools/bin/uv"
-    cache = package_cache or default_cache()
+    cache = package_cache or cache_folder("debs")
     certificates = certificates or default_certificates()
     with one_build_at_a_time(cache, progress) as directory:
         if not rebuild and (found := find_image(inputs.tag, docker)):
@@ -105,7 +108,7 @@ def ensure_image(
         check_uv(uv, inputs.uv_version)
         step, begun = "fetch Debian packages", time.monotonic()
         progress(BuildEvent("packages", step, "started"))
-        files = fetch(
+        files = fetch_packages(
             inputs.packages,
             lambda: find_mirrors(read_rootfs_lock(repository).suite, mirror, security_mirror),
             cache,
@@ -117,7 +120,7 @@ def ensure_image(
         os.link(bootstrap(cache, files), context / "bootstrap.tar")
         link_packages(debs, files)
         command = [*cast("list[str]", docker.client_config.docker_cmd), "buildx", "build"]
-        command += build_arguments(inputs, context, debs, certificates, wheel_cache, rebuild)
+        command += build_arguments(inputs, context, debs, certificates, wheel_cache, rebuild, host_network)
         run_build(command, progress)
     image = find_image(inputs.tag, docker)
     if image is None:
@@ -211,15 +214,25 @@ def check_disk(
     if root.is_dir():  # else the engine is on another host
         places.append((root, "Docker keeps its data", image))
     for place, use, needed in places:
-        free = shutil.disk_usage(place).free
+        free = require_room("building", place, use, needed)
         room = f"needs {needed / GIGABYTE:.1f} GB in {place}, {free / GIGABYTE:.1f} GB are free"
         progress(BuildEvent("packages", room, "finished"))
-        if free < needed:
-            raise HostError(
-                "the disk is too small for the image",
-                f"building needs {needed / GIGABYTE:.1f} GB where {use} ({place}); {free / GIGABYTE:.1f} GB are free",
-                FREE_DISK,
-            )
+
+
+def require_room(doing: str, place: Path, use: str, needed: float) -> int:
+    """Make sure that a file system has room for what is about to be written, and return the bytes that are free.
+
+    Raises:
+        HostError: it has not.
+    """
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise HostError(
+            "the disk is too small for the image",
+            f"{doing} needs {needed / GIGABYTE:.1f} GB where {use} ({place}); {free / GIGABYTE:.1f} GB are free",
+            FREE_DISK,
+        )
+    return free
 
 
 def check_uv(uv: Path, version: str) -> None:
@@ -281,6 +294,7 @@ def build_arguments(
     certificates: Path | None,
     wheel_cache: bool,
     rebuild: bool,
+    host_network: bool = False,
 ) -> list[str]:
     """Arguments of `docker buildx build` that build and tag the image."""
     command = ["--progress=rawjson", f"--tag={inputs.tag}", "--provenance=false"]
@@ -294,6 +308,8 @@ def build_arguments(
         command.append(f"--secret=id=ca,src={certificates}")
     if rebuild:
         command.append("--no-cache")
+    if host_network:
+        command.append("--network=host")
     return [*command, str(context)]
 
 

@@ -31,6 +31,7 @@ SOURCES = {
     "deploy/image/apply_patches.py": "patches/apply_patches.py",
     "deploy/image/install_wheels.sh": "tools/install_wheels.sh",
     "deploy/image/rootfs.sh": "rootfs/rootfs.sh",
+    "deploy/image/wheel_conflicts.py": "tools/wheel_conflicts.py",
     "engine/cpu_standins": "packages/engine/cpu_standins",
     "engine/engine_runtime": "packages/engine/engine_runtime",
     "engine/pyproject.toml": "packages/engine/pyproject.toml",

@@ -15,6 +15,7 @@ else
 fi
 /tmp/tools/uv sync --frozen --only-group engine --no-install-project --directory /tmp/environment
 rm -rf /opt/wheels /opt/venv/.lock /opt/venv/.gitignore
+/opt/venv/bin/python /tmp/tools/wheel_conflicts.py /opt/venv/lib/python3.11/site-packages
 
 # Without bytecode each process would compile all it imports. Unchecked: nothing may depend on a file's time.
 # A few wheels carry templates that are not Python, hence the disregard for the exit code.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-Phase = Literal["packages", "bootstrap", "rootfs", "engine", "patches", "kernels", "export"]
+Phase = Literal["registry", "packages", "bootstrap", "rootfs", "engine", "patches", "kernels", "export"]
 
 # The Dockerfile's stages, by what they do for a person who waits.
 PHASE_OF_STAGE: dict[str, Phase] = {
@@ -19,6 +19,18 @@ PHASE_OF_STAGE: dict[str, Phase] = {
     "patched": "patches",
     "wheels": "kernels",
     "runtime": "kernels",
+}
+
+# And what each of them is at, in words; the instruction of the Dockerfile says nothing to a person.
+WORK_OF_STAGE = {
+    "bootstrap": "unpacking Debian's essential packages",
+    "rootfs-build": "installing Debian's packages",
+    "rootfs": "taking over the root file system",
+    "torch": "installing PyTorch and CUDA",
+    "engine": "installing SGLang and the other wheels",
+    "patched": "patching SGLang",
+    "wheels": "building our packages",
+    "runtime": "installing our packages",
 }
 
 
@@ -123,8 +135,7 @@ def step_of(name: str) -> tuple[Phase, str] | None:
     """Phase and words for a vertex such as `[engine 1/1] RUN …`; None for buildx's own housekeeping."""
     if name.startswith("exporting"):
         return "export", name
-    label, _, instruction = name.removeprefix("[").partition("] ")
-    words = label.split()
-    if name.startswith("[") and words and words[0] in PHASE_OF_STAGE:
-        return PHASE_OF_STAGE[words[0]], f"{label}: {instruction.split(' ', 1)[0]}"
+    stage, _, number = name.removeprefix("[").partition("]")[0].partition(" ")
+    if name.startswith("[") and stage in PHASE_OF_STAGE:
+        return PHASE_OF_STAGE[stage], WORK_OF_STAGE[stage] + ("" if number in ("", "1/1") else f" ({number})")
     return None

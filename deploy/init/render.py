@@ -27,6 +27,7 @@ def to_toml(proposal: Proposal, keep: Spec, uuids: bool) -> str:
     if proposal.profile == "pd":
         lines += ["", f"# {proposal.transport_reason}.", f"transport = {_text(proposal.transport)}"]
     lines += ["", "[model]", *_keys(keep.model, ("path", "name", "repo", "revision", "variant"))]
+    lines += ["", "[image]", *_keys(keep.image, ("registry", "public_key"))]
     if proposal.profile == "pd":
         prefill, decode = proposal.roles
         lines += [

@@ -53,6 +53,9 @@ def init(
     proposal = propose(report, present)
     text = to_toml(proposal, present, _has_uuids(report))
     obstacle = "; ".join(proposal.obstacles)
+    if proposal.profile == "cpu" and spec.exists() and present.profile != "cpu":
+        # A driver that is not loaded looks the same as no GPU.
+        obstacle = obstacle or f"no GPU is seen here, and {spec.name} says which GPUs profile {present.profile} has"
     spec_file: SpecFile | None = None
     try:
         spec_file = parse(text, spec)

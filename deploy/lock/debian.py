@@ -162,7 +162,6 @@ def find_mirrors(suite: str, mirror: str | None = None, security_mirror: str | N
     Raises:
         DeployError: nothing was asked for and this machine's apt knows no Debian mirror.
     """
-    mirror = mirror or os.environ.get("DEBIAN_MIRROR")
     if mirror is None:
         targets = _apt_targets() if shutil.which("apt-get") else ""
         found = parse_apt_targets(targets, suite)
@@ -172,7 +171,7 @@ def find_mirrors(suite: str, mirror: str | None = None, security_mirror: str | N
         raise DeployError(
             "no Debian mirror is known",
             "none was given and this machine's apt configuration has no Debian archive",
-            "name one: DEBIAN_MIRROR=http://HOST/debian in the environment, or --mirror http://HOST/debian "
+            "name one: --mirror http://HOST/debian, or DEBIAN_MIRROR=http://HOST/debian in the environment "
             "(and --security-mirror, if it is not at http://HOST/debian-security)",
         )
     mirror = mirror.rstrip("/")

@@ -117,7 +117,8 @@ def check_lock(root: Path, spec_file: SpecFile) -> list[Disagreement]:
     """
     locked = read_lock(root)
     derived, unresolved = derive(root, spec_file, locked)
-    changes = diff(locked, derived).changes
+    # An image that must be built anew has no layers yet: the change of its inputs says it all.
+    changes = [change for change in diff(locked, derived).changes if change.section != "layer"]
     return unresolved + [Disagreement(change.section, describe(change), "deploy lock") for change in changes]
 
 
@@ -288,20 +289,36 @@ def _model_open(spec_file: SpecFile, locked: Lock) -> list[Disagreement]:
 
 
 def _engine(root: Path, locked: Lock, sources: Sources, progress: Progress) -> EngineLock:
-    # Here and not above, as in `built_image`: loading the HTTP client takes longer than `lock --check`.
-    from deploy.lock.fetch import default_cache, fetch
-
     assert locked.rootfs
     inputs = read_inputs(root, locked.rootfs.package)
-    wheel = installed_wheels((root / "uv.lock").read_text(encoding="utf-8"), _target(locked.rootfs))[PACKAGE]
-    file = fetch(
-        wheel.url,
-        wheel.sha256,
-        sources.cache or default_cache(),
-        lambda done, total: progress(wheel.file, done, total),
-        sources.certificates,
+    file, sha256 = engine_wheel(root, locked.rootfs, sources, progress)
+    return lock_engine(file, sha256, inputs.files)
+
+
+def engine_wheel(root: Path, rootfs: RootfsLock, sources: Sources, progress: Progress) -> tuple[Path, str]:
+    """SGLang's locked wheel, fetched unless it is in the cache, and its hash.
+
+    Args:
+        root: the checkout.
+        rootfs: decides which wheel fits.
+
+    Raises:
+        DeployError: uv.lock names none, or it cannot be fetched.
+    """
+    # Here and not above, as in `built_image`: loading the HTTP client takes longer than `lock --check`.
+    from deploy.fetch import Advice, Item, cache_folder, fetch, http_client
+
+    wheel = installed_wheels((root / "uv.lock").read_text(encoding="utf-8"), _target(rootfs))[PACKAGE]
+    target = (sources.cache or cache_folder("wheels")) / wheel.sha256
+    advice = Advice(
+        altered="something between here and the package index alters files: try another network",
+        missing="the package index no longer has what uv.lock names: .tools/bin/uv lock",
+        unreachable="check the network and the certificates (--certificates FILE); deploy.lock is as it was",
     )
-    return lock_engine(file, wheel.sha256, inputs.files)
+    with http_client(sources.certificates) as http:
+        item = Item(wheel.file, wheel.url, wheel.sha256, target, wheel.size)
+        fetch([item], http, advice, lambda done, total: progress(wheel.file, done, total))
+    return target, wheel.sha256
 
 
 def built_image(image: ImageLock) -> tuple[ImageLock, Disagreement | None]:
@@ -309,11 +326,15 @@ def built_image(image: ImageLock) -> tuple[ImageLock, Disagreement | None]:
 
     Returns:
         The image with its id and layers; or as it was, and why.
+
+    Raises:
+        DeployError: its layers have an order that another host would not come to.
     """
     from python_on_whales import DockerClient
 
     from deploy.image.build import find_image
     from deploy.image.layers import read_layers
+    from deploy.image.order import require_order
 
     tag = f"{IMAGE_NAME}:{image.inputs[:16]}"
     try:
@@ -326,6 +347,8 @@ def built_image(image: ImageLock) -> tuple[ImageLock, Disagreement | None]:
         fix = "deploy build, then deploy lock"
         return image, Disagreement("image", f"{tag} is not on this host, so its layers are not locked", fix)
     same = found.id == image.id
+    if not same:
+        require_order(found.id)
     update = {"id": found.id, "layer": read_layers(found.id), "manifest": image.manifest if same else ""}
     return (image if same else image.model_copy(update=update)), None
 

@@ -83,9 +83,17 @@ def check_folder(
         else:
             drifts.append(FileDrift(file.path, f"sha256 {file.sha256}", f"sha256 {digest}"))
     if memory and whole:
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(memory, json.dumps(remembered, indent=1, sort_keys=True) + "\n")
+        _write(memory, remembered)
     return sorted(drifts, key=lambda drift: drift.path)
+
+
+def remember(folder: Path, model: ModelLock, memory: Path) -> None:
+    """Note that the files of a folder have just been hashed and are as locked."""
+    paths = {file.path: folder / file.path for file in model.file}
+    _write(
+        memory,
+        _read(memory) | {str(paths[file.path].absolute()): _stamp(paths[file.path], file) for file in model.file},
+    )
 
 
 def _hashed(whole: Mapping[Path, LockedFile], drifts: list[FileDrift], progress: Progress) -> dict[Path, str]:
@@ -101,6 +109,11 @@ def _hashed(whole: Mapping[Path, LockedFile], drifts: list[FileDrift], progress:
 
 def _stamp(path: Path, file: LockedFile) -> list[Any]:
     return [path.stat().st_mtime_ns, file.sha256]
+
+
+def _write(memory: Path, seen: Mapping[str, Any]) -> None:
+    memory.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(memory, json.dumps(seen, indent=1, sort_keys=True) + "\n")
 
 
 def _read(memory: Path | None) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from deploy.errors import DeployError
 from deploy.lock.model import LockedFile, ModelLock
+from deploy.reading import chunks
 
 BLOCK_BYTES = 1 << 16
 BLOCKS = 16
-CHUNK_BYTES = 1 << 20
+# While one thread waits for the disk another computes.
+WORKERS_PER_PROCESSOR = 2
 
 Progress = Callable[[int, int], None]
 
@@ -41,7 +43,7 @@ def sample(path: Path) -> str:
 
 
 def hash_files(paths: Iterable[Path], progress: Progress = _quiet, workers: int | None = None) -> dict[Path, str]:
-    """Hash whole files, the largest first, as many at a time as there are processors.
+    """Hash whole files, the largest first.
 
     Args:
         progress: called with bytes read and bytes in all, from several threads but never twice at once.
@@ -66,14 +68,14 @@ def hash_files(paths: Iterable[Path], progress: Progress = _quiet, workers: int 
 
     def one(path: Path) -> str:
         digest = hashlib.sha256()
-        buffer = memoryview(bytearray(CHUNK_BYTES))
-        with path.open("rb", buffering=0) as file:
-            while not stop.is_set() and (count := file.readinto(buffer)):
-                digest.update(buffer[:count])
-                advance(count)
+        for chunk in chunks(path):
+            if stop.is_set():
+                break
+            digest.update(chunk)
+            advance(len(chunk))
         return digest.hexdigest()
 
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(workers or (os.cpu_count() or 1) * WORKERS_PER_PROCESSOR) as pool:
         # Submitting is inside as well: the first file is being read before the last one is submitted.
         try:
             waiting = {pool.submit(one, path): path for path in sorted(sizes, key=lambda path: -sizes[path])}

@@ -28,6 +28,8 @@ Read from `Fp8Config.get_quant_method` (layers/quantization/fp8.py) and `ModelOp
 takes by itself for an NVFP4 checkpoint, are made for sm_100 alone.
 """
 
+REGISTRY = r"(https?://)?([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?((/[a-z0-9]+([._-]+[a-z0-9]+)*)*)/?"
+
 GpuName = Annotated[str, StringConstraints(pattern=r"^(GPU-[0-9a-fA-F-]+|[\w.-]+/[\w.-]+=[\w.:-]+)$")]
 Gpu = Annotated[int, Field(ge=0, le=255)] | GpuName
 CpuSet = Annotated[str, StringConstraints(pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$")]
@@ -85,6 +87,27 @@ class Role(Section):
         if len(set(map(cdi_device, gpus))) != len(gpus):
             raise _refusal("a GPU is listed twice", "each rank needs a GPU of its own", "list each GPU once")
         return gpus
+
+
+class Image(Section):
+    """The registry that holds the engine's image, `[http://]HOST[:PORT][/PATH]`; empty: it is built here.
+
+    `public_key` is a cosign public key file; with one, an image is run only if it carries that key's signature.
+    """
+
+    registry: Annotated[str, StringConstraints(pattern=f"^({REGISTRY})?$")] = ""
+    public_key: str = ""
+
+    @model_validator(mode="after")
+    def _signatures_lie_in_the_registry(self) -> Self:
+        if self.public_key and not self.registry:
+            raise _refusal(
+                "a public key without a registry",
+                "signatures lie beside the image in its registry",
+                "set image.registry too",
+                "public_key",
+            )
+        return self
 
 
 class Prefill(Role):
@@ -155,6 +178,7 @@ class Spec(Section):
     profile: Profile = "pd"
     transport: Transport = "isolated"
     model: Model = Model()
+    image: Image = Image()
     prefill: Prefill = Prefill()
     decode: Decode = Decode()
     replica: tuple[Role, ...] = ()

@@ -60,6 +60,11 @@ def installed_here(state: State) -> bool:
     return (state.engine / "installed").exists() or _own_process(state) is not None
 
 
+def was_started_by_hand(state: State) -> bool:
+    """Did an engine run from this repository that has ended since, for example with the machine?"""
+    return _record(state).exists() and _own_process(state) is None
+
+
 def stop(state: State, say: Say) -> bool:
     """Stop the engine if it was started by hand from this repository and runs no containers; True if it was stopped."""
     process = _own_process(state)
@@ -137,7 +142,10 @@ def _start_by_hand(state: State, say: Say) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         # A session of its own: Ctrl-C on `make demo` must not take the engine down.
-        started = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        # No standard input either: whoever waits for the caller's terminal to close would wait for ever.
+        started = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
     write(_record(state), json.dumps({"pid": started.pid, "created": psutil.Process(started.pid).create_time()}))
     deadline = time.monotonic() + START_PATIENCE_S
     while not probe.docker_facts().server:

@@ -13,7 +13,12 @@ from deploy.host import probe
 from deploy.host.docker_facts import require_docker, require_gpus
 from deploy.host.errors import HostError
 from deploy.host.gpus import require_node
-from deploy.image.build import BuildEvent, ImageReference, ensure_image
+from deploy.image.build import BuildEvent, ImageReference
+from deploy.image.obtain import Sources, obtain
+from deploy.image.registry import parse_registry
+from deploy.image.signature import NotSigned, require_signature
+from deploy.lock.document import FILE_NAME
+from deploy.lock.model import ImageLock, read_lock
 from deploy.model.folder import require_model
 from deploy.model.variant import require_variant
 from deploy.spec.load import SpecFile
@@ -85,16 +90,27 @@ def draft_folder(spec_file: SpecFile) -> Path | None:
     return (spec_file.file.parent / path).absolute() if path else None
 
 
-def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
+def up(
+    root: Path,
+    spec_file: SpecFile,
+    state: State,
+    report: Report,
+    mirror: str | None = None,
+    security_mirror: str | None = None,
+) -> Result:
     """Bring the stack up and return once a request has crossed it; the same stack running already is only checked.
 
     Whatever stops it before the first container is touched leaves a running stack alone. After that, failure or
     interruption removes everything the command started.
 
+    Args:
+        mirror: Debian archive for a build of the image; `security_mirror` likewise.
+
     Raises:
         HostError: this machine lacks something.
         RoleFailed: a container did not start.
         NotAccepted, RequestFailed: it started and does not serve as it must.
+        NotSigned: `[image] public_key` asks for a signature that the image has not got.
         LockHeld: another deploy command is at work.
         KeyboardInterrupt: passed on after cleaning up.
     """
@@ -111,9 +127,22 @@ def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
         if spec_file.spec.router.api_key_file:
             copy_api_key(spec_file.file.parent / spec_file.spec.router.api_key_file, state.api_key)
         with step("image", report) as running:
-            image = ensure_image(root, progress=build_progress(running))
-            origin = "built" if image.built else "already here"
-            running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {origin}"
+            locked = _locked_image(root)
+            sources = Sources(spec_file.spec.image.registry, mirror, security_mirror)
+            obtained = obtain(root, locked, sources, build_progress(running))
+            image = obtained.image
+            if spec_file.spec.image.public_key:
+                _require_signed(spec_file, locked, image)
+            running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {obtained.origin}"
+            if (
+                locked
+                and locked.id
+                and f"{locked.inputs:.16}" in image.tag
+                and image.id not in (locked.id, locked.manifest)
+            ):
+                running.outcome += (
+                    "; not the image that deploy.lock names (deploy verify --rebuild says where it differs)"
+                )
         stack, lines = plan(root, spec_file, state, image.tag)
         before = _identities(stack)
         with _undone_on_failure(stack, before, report):
@@ -131,6 +160,22 @@ def up(root: Path, spec_file: SpecFile, state: State, report: Report) -> Result:
                 acceptance = accept(stack, target, running)
                 running.outcome = str(acceptance)
     return Result(acceptance, image, changed, time.monotonic() - begun)
+
+
+def _locked_image(root: Path) -> ImageLock | None:
+    return read_lock(root).image if (root / FILE_NAME).exists() else None
+
+
+def _require_signed(spec_file: SpecFile, locked: ImageLock | None, image: ImageReference) -> None:
+    """The signature is over the locked manifest, so the image here must be the locked one too."""
+    if not (locked and locked.manifest and image.id in (locked.id, locked.manifest)):
+        raise NotSigned(
+            "the image is not one that could be signed",
+            f"a signature is over the image that deploy.lock names by its manifest, and {image.id} is not that",
+            "deploy push --key cosign.key where that key is, commit deploy.lock, and take both here",
+        )
+    wanted = spec_file.spec.image
+    require_signature(parse_registry(wanted.registry), locked.manifest, spec_file.file.parent / wanted.public_key)
 
 
 def _waves(services: Iterable[str], engines: tuple[str, ...]) -> list[tuple[str, ...]]:

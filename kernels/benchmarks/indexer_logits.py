@@ -133,9 +133,10 @@ def rows() -> list[timing.Row]:
         for per_request in (2, 4):
             lengths = [length] * (16 * per_request)
             add({"B": 16, "rows": per_request, "L": length}, 16, per_request, lengths, "DeepGEMM")
-    # A prefill chunk: 2048 tokens of one request, whose compressed context grows to 16384.
-    chunk = [15872 + token // 4 + 1 for token in range(2048)]
-    add({"B": 1, "rows": 2048, "L": "15873 to 16384"}, 1, 2048, chunk)
+    # Prefill chunks of one request, whose compressed context grows to 1024, 4096, 16384 and 65536.
+    for rows, end in ((512, 1024), (2048, 4096), (2048, 16384), (2048, 65536)):
+        chunk = [end - rows // 4 + token // 4 + 1 for token in range(rows)]
+        add({"B": 1, "rows": rows, "L": f"{chunk[0]} to {end}"}, 1, rows, chunk)
     return found
 
 

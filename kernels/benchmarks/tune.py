@@ -1,7 +1,9 @@
-"""Times launch parameters of the indexer's ops side by side; its best ones are the constants in the ops.
+"""Times launch parameters of an op side by side; its best ones are the constants in the op.
 
     python -m benchmarks.tune indexer_logits
     python -m benchmarks.tune topk_indices
+    python -m benchmarks.tune fp8_block_linear       # and inv_rope_wo_a
+    python -m benchmarks.tune moe_fp4_small_batch
 
 Prints, for each shape, the microseconds of every candidate, best first. A candidate replaces the op's `plan` (and, for
 the logits, STAGES) for the time of the measurement.
@@ -13,15 +15,21 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
+import triton
+from sm120_kernels.ops import fp8_block_linear as linear
 from sm120_kernels.ops import indexer_logits as logits
+from sm120_kernels.ops import moe_fp4_small_batch as moe
 from sm120_kernels.ops import topk_indices as topk
+from sm120_kernels.ops.inv_rope_wo_a import inv_rope_wo_a
 
+from benchmarks import fp8_block_linear as linear_benchmark
 from benchmarks import indexer_logits as logits_benchmark
+from benchmarks import moe_fp4_small_batch as moe_benchmark
 from benchmarks import timing
 from benchmarks import topk_indices as topk_benchmark
 
@@ -64,15 +72,15 @@ def tune_logits() -> None:
 
 
 def topk_candidates(width: int) -> Iterator[topk.Plan]:
-    """Plans whose programs hold 8 to 32 keys a thread."""
+    """Plans whose programs hold 8 to 32 keys a thread, and whose groups are enough to bound the answer."""
     for block in (1024, 2048, 4096, 8192, 16384):
         chunks = max(1, 2 ** (-(-width // block) - 1).bit_length())
         if block >= 2 * width or chunks > 16:
             continue
         for warps in (4, 8, 16, 32):
-            merge = 0 if chunks == 1 else max(4, 2 * chunks)
-            if 8 <= block // (32 * warps) <= 32 and 32 * warps <= topk.GROUPS:
-                yield topk.Plan(block, chunks, warps, merge)
+            chosen = topk.Plan(block, chunks, warps, 0 if chunks == 1 else 16)
+            if 8 <= block // (32 * warps) <= 32 and chosen.groups * chunks >= 2 * topk.TOPK:
+                yield chosen
 
 
 def tune_topk() -> None:
@@ -95,6 +103,66 @@ def tune_topk() -> None:
         show({"rows": rows, "width": width}, found)
 
 
+def linear_candidates(tokens: int, rows: int, depth: int, unit: int) -> Iterator[linear.Plan]:
+    """Plans of 44 to 1100 programs whose shares have two blocks of columns or more."""
+    blocks = depth // linear.BLOCK
+    for block, splits, turn, warps in itertools.product((64, 128), (1, 2, 4, 8), (2, 4), (4, 8)):
+        if 44 <= rows // block * splits <= 1100 and blocks % (splits * turn) == 0 and turn % unit == 0:
+            for padded in (16, 32) if tokens > 16 else (max(8, tokens),):
+                yield linear.Plan(block, splits, padded, turn, warps, 3)
+
+
+def tune_linear() -> None:
+    for tokens in (1, 16, 64):
+        for columns, depth in linear_benchmark.SHAPES:
+            sets = [linear_benchmark.inputs(tokens, columns, depth, s) for s in range(timing.INPUT_SETS)]
+            calls = [lambda chosen, s=s: linear.fp8_block_linear(**s, chosen=chosen) for s in sets]
+            compare(
+                {"tokens": tokens, "columns": columns, "depth": depth},
+                calls,
+                linear_candidates(tokens, columns, depth, 1),
+            )
+        sets = [linear_benchmark.wo_a_inputs(tokens, s) for s in range(timing.INPUT_SETS)]
+        calls = [lambda chosen, s=s: inv_rope_wo_a(**s, chosen=chosen) for s in sets]
+        compare({"wo_a, tokens": tokens}, calls, linear_candidates(tokens, 2048, 4096, 4))
+
+
+def moe_candidates(tokens: int) -> Iterator[moe.Plan]:
+    """The plan with one of its two products cut otherwise."""
+    base = moe.plan(tokens, moe_benchmark.HIDDEN, moe_benchmark.INTERMEDIATE)
+    for rows, depth, warps, stages in (
+        (32, 256, 2, 4),
+        (64, 256, 4, 3),
+        (64, 256, 4, 4),
+        (64, 512, 4, 3),
+        (128, 256, 4, 3),
+        (128, 256, 8, 3),
+    ):
+        for registers in (None, 128, 168):
+            yield dataclasses.replace(base, gate_up=moe.Cut(rows, depth, warps, stages, registers=registers))
+    for rows, depth, warps, stages in ((32, 512, 2, 3), (64, 512, 4, 2), (64, 256, 4, 2), (128, 256, 4, 2)):
+        for blocks, registers in itertools.product((1, 4, 8), (None, 128, 168)):
+            yield dataclasses.replace(base, down=moe.Cut(rows, depth, warps, stages, blocks, registers))
+
+
+def tune_moe() -> None:
+    layers = [moe_benchmark.weights("MXFP4", seed) for seed in range(timing.INPUT_SETS)]
+    for tokens in (1, 16, 64):
+        sets = [layer | moe_benchmark.tokens_of(tokens, seed) for seed, layer in enumerate(layers)]
+        calls = [lambda chosen, s=s: moe.moe_fp4_small_batch(**s, chosen=chosen) for s in sets]
+        compare({"tokens": tokens}, calls, moe_candidates(tokens))
+
+
+def compare(shape: dict[str, int], calls: list[Callable[[Any], object]], candidates: Iterator[Any]) -> None:
+    """Time each candidate that the GPU has room for, and print them."""
+    found: list[tuple[float, dict[str, Any]]] = []
+    for chosen in candidates:
+        with contextlib.suppress(triton.OutOfResources):
+            timed = timing.time_calls([lambda c=c, chosen=chosen: c(chosen) for c in calls], replays=6)
+            found.append((timed.microseconds, dataclasses.asdict(chosen)))
+    show(shape, found)
+
+
 def show(shape: dict[str, int], found: list[tuple[float, dict[str, Any]]]) -> None:
     print(shape)
     for microseconds, candidate in sorted(found, key=lambda entry: entry[0]):
@@ -103,8 +171,14 @@ def show(shape: dict[str, int], found: list[tuple[float, dict[str, Any]]]) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("op", choices=("indexer_logits", "topk_indices"))
-    {"indexer_logits": tune_logits, "topk_indices": tune_topk}[parser.parse_args().op]()
+    tuners = {
+        "indexer_logits": tune_logits,
+        "topk_indices": tune_topk,
+        "fp8_block_linear": tune_linear,
+        "moe_fp4_small_batch": tune_moe,
+    }
+    parser.add_argument("op", choices=tuners)
+    tuners[parser.parse_args().op]()
 
 
 if __name__ == "__main__":

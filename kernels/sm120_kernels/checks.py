@@ -6,6 +6,8 @@ import functools
 
 import torch
 
+SM_120_SHARED_BYTES = 101_376
+
 
 def require(tensor: torch.Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """Refuse a tensor that is not contiguous, of `dtype` and of `shape`.
@@ -33,6 +35,17 @@ def require_rows(tensor: torch.Tensor, name: str, dtype: torch.dtype, rows: int)
         raise ValueError(f"{name} must have {rows} rows and two dimensions, got shape {list(tensor.shape)}")
     if tensor.shape[1] > 1 and tensor.stride(1) != 1:
         raise ValueError(f"{name}'s rows must be contiguous, got strides {tensor.stride()}")
+
+
+def require_block_scale(tensor: torch.Tensor, name: str, shape: tuple[int, ...]) -> None:
+    """Refuse scales that are not contiguous, of `shape` and float32 or UE8M0 (float8_e8m0fnu, or its bytes as uint8).
+
+    Raises:
+        ValueError: says which of the three it is, and both values.
+    """
+    if tensor.dtype not in (torch.float32, torch.uint8, torch.float8_e8m0fnu):
+        raise ValueError(f"{name} must be float32, float8_e8m0fnu or uint8, got {tensor.dtype}")
+    require(tensor, name, tensor.dtype, shape)
 
 
 def require_device(device: torch.device, **tensors: torch.Tensor | None) -> None:
@@ -88,3 +101,22 @@ def sm_count(device: torch.device) -> int:
 def capability(device: torch.device) -> tuple[int, int]:
     """Compute capability of a GPU; (0, 0) for the CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def has_dependent_launch(device: torch.device) -> bool:
+    """Whether a kernel may start while the one before it runs (programmatic dependent launch).
+
+    A kernel launched so executes `gdc_wait` before it reads or writes anything that another kernel of the step touches,
+    also where it needs nothing from the one right before: then every later one may rely on all earlier ones. Before it
+    waits it may read weights, tables and what is set before a step (positions); and, where the one before it is an
+    ordinary launch, what was complete when that one began.
+    """
+    return capability(device) >= (9, 0)
+
+
+@functools.cache
+def shared_bytes(device: torch.device) -> int:
+    """Bytes of shared memory a block may use; those of sm_120 for the CPU."""
+    if device.type != "cuda":
+        return SM_120_SHARED_BYTES
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin

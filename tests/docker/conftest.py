@@ -23,6 +23,8 @@ from deploy.model import tiny
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[2]
+# A registry and cosign, which the Makefile unpacks for the tests.
+os.environ["PATH"] = f"{ROOT / '.cache/programs/usr/bin'}:{os.environ['PATH']}"
 API_KEY = "sk-a-secret-of-the-test"
 GPU_KIND = "tests.invalid/gpu"
 READY_PATIENCE_SECONDS = 600

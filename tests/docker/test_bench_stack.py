@@ -138,7 +138,16 @@ def test_a_restarted_decode_is_detected_and_its_requests_are_counted_as_failed(
     assert len(failed) >= 4 and not {"connect", "tls"} & {sample["error"] for sample in failed}
     last = [sample for sample in samples if sample["kind"] == "tick"][-1]
     assert last["failed"] == sum(sample["error"] != "cancelled" for sample in failed)
-    project.compose("up", "--detach", "--wait")
+    wait_ready(project)
+
+
+def wait_ready(project: Project) -> None:
+    """Until the router, which looks again every 15 s on this profile, has found the restarted engine."""
+    deadline = time.monotonic() + 180
+    url = f"http://127.0.0.1:{project.variables['PORT']}/readiness"
+    while httpx.get(url, timeout=30).status_code != 200:
+        assert time.monotonic() < deadline, "the router does not find decode again"
+        time.sleep(1)
 
 
 def test_sglangs_own_benchmark_measures_the_same(project: Project, bench: Callable[..., list[str]]) -> None:

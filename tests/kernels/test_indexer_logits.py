@@ -84,6 +84,7 @@ def test_no_rows_and_no_pages_give_an_empty_result() -> None:
         ({"lengths": torch.zeros(2, dtype=torch.int64)}, "lengths must be torch.int32"),
         ({"lengths": torch.zeros(3, dtype=torch.int32)}, "lengths must have shape"),
         ({"page_table": torch.zeros(3, 2, dtype=torch.int32)}, "page_table must have 2 rows"),
+        ({"weights": torch.zeros(2, 64, device="meta")}, "weights is on meta"),
         ({"page_table": torch.zeros(2, 4, dtype=torch.int32)[:, ::2]}, "page_table's rows must be contiguous"),
         ({"width": 0}, "width must be positive"),
         ({"skip_length": -1}, "skip_length not negative"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sm120_kernels.ops.topk_indices import GROUPS, LIMIT, MAX_WIDTH, TOPK, Workspace, plan, topk_indices
+from sm120_kernels.ops.topk_indices import LIMIT, MAX_WIDTH, TOPK, Workspace, plan, topk_indices
 from sm120_kernels.reference import topk_indices as reference
 
 KINDS = ["distinct", "positive", "few values", "constant", "narrow", "rising", "clustered", "infinite", "one high"]
@@ -37,8 +37,7 @@ def call(
     table = torch.stack([torch.randperm(pages + 3, generator=generator)[:pages] for _ in range(rows // per_request)])
     out, raw = (torch.full((rows, TOPK), -7, dtype=torch.int32) for _ in range(2))
     workspace = Workspace.allocate(rows, width, "cpu")
-    workspace.keys.fill_(2**31 - 1)
-    workspace.indices.fill_(2**31 - 1)
+    workspace.slots.fill_(2**31 - 1)
     table = table.to(torch.int32)
     topk_indices(poisoned, length, table, out, raw_out=raw, workspace=workspace, check=True)
     return out, raw, table
@@ -73,6 +72,11 @@ def test_rows_in_several_chunks_are_merged_exactly(kind: str) -> None:
     verify(scores_of(kind, 6, 20000, 3), [20000, 8193, 513, 512, 16385, 17500])
 
 
+@pytest.mark.parametrize("kind", ["distinct", "few values", "clustered", "constant"])
+def test_rows_of_16_chunks_are_merged_exactly(kind: str) -> None:
+    verify(scores_of(kind, 4, 140000, 4), [140000, 2048, 600, 70001])
+
+
 def test_rows_of_one_request_share_its_page_table() -> None:
     verify(scores_of("distinct", 6, 1500, 5), [1500, 1499, 600, 513, 20, 0], per_request=3)
 
@@ -89,6 +93,13 @@ def test_no_rows_give_an_empty_result() -> None:
     assert empty.shape == (0, TOPK)
 
 
+def test_rows_without_scores_or_pages_hold_no_token() -> None:
+    lengths = torch.full((2,), 600, dtype=torch.int32)
+    for width, pages in ((0, 11), (700, 0)):
+        out = topk_indices(torch.zeros(2, width), lengths, torch.zeros(2, pages, dtype=torch.int32))
+        assert out.shape == (2, TOPK) and (out == -1).all()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -99,10 +110,14 @@ def test_no_rows_give_an_empty_result() -> None:
         ({"lengths": torch.zeros(2, dtype=torch.int64)}, "lengths must be torch.int32"),
         ({"lengths": torch.zeros(3, dtype=torch.int32)}, "lengths must have shape"),
         ({"page_table": torch.zeros(2, 11)}, "page_table must be torch.int32"),
+        ({"page_table": torch.zeros((), dtype=torch.int32)}, "page_table must have 0 rows and two dimensions"),
+        ({"page_table": torch.zeros(22, dtype=torch.int32)}, "page_table must have 22 rows and two dimensions"),
+        ({"page_table": torch.zeros(2, 22, dtype=torch.int32)[:, ::2]}, "page_table's rows must be contiguous"),
+        ({"lengths": torch.zeros(2, dtype=torch.int32, device="meta")}, "lengths is on meta"),
         ({"page_table": torch.zeros(3, 11, dtype=torch.int32)}, "not a multiple of the page table's 3"),
         ({"out": torch.zeros(2, 256, dtype=torch.int32)}, "out must have shape"),
         ({"raw_out": torch.zeros(2, TOPK, dtype=torch.int64)}, "raw_out must be torch.int32"),
-        ({"workspace": Workspace.allocate(1, 700, "cpu")}, "the workspace has 1024 slots"),
+        ({"scores": torch.zeros(2, 9000), "workspace": Workspace.allocate(1, 9000, "cpu")}, "the workspace has"),
         ({"lengths": torch.tensor([700, 701], dtype=torch.int32), "check": True}, "length of row 1 is 701"),
         ({"page_table": torch.full((2, 11), -1, dtype=torch.int32), "check": True}, "page id -1 of request 0"),
     ],
@@ -120,9 +135,14 @@ def test_a_wrong_argument_is_refused_with_its_name(change: dict, message: str) -
 @given(st.integers(1, MAX_WIDTH))
 def test_a_plan_covers_the_width_and_keeps_every_group_apart(width: int) -> None:
     chosen = plan(width)
+    columns = 32 * chosen.warps
     assert chosen.block * chosen.chunks >= width
-    for warps, keys in ((chosen.warps, chosen.block), (chosen.merge_warps, chosen.chunks * LIMIT)):
-        if warps:
-            assert keys % (32 * warps) == 0 and GROUPS % (32 * warps) == 0
-            assert (keys // (32 * warps)) % (GROUPS // (32 * warps)) == 0
-            assert keys <= 2**15
+    assert chosen.block % columns == 0 and chosen.block < 2**15
+    assert chosen.groups * chosen.chunks >= 2 * TOPK
+    if chosen.chunks == 1:
+        assert chosen.groups % columns == 0 and chosen.block % chosen.groups == 0
+    else:
+        assert columns % chosen.groups == 0 and chosen.groups * chosen.chunks % columns == 0
+        merged = 32 * chosen.merge_warps
+        assert chosen.slots * chosen.chunks % merged == 0 and chosen.chunks * LIMIT % merged == 0
+        assert chosen.chunks * LIMIT < 2**15

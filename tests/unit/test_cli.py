@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -192,3 +193,23 @@ def test_nothing_runs_and_status_says_so(machine: Machine) -> None:
 def test_completion_knows_the_verbs(machine: Machine) -> None:
     result = machine.run(_DEPLOY_COMPLETE="complete_bash", COMP_WORDS="deploy sta", COMP_CWORD="1")
     assert result.stdout.split() == ["status"]
+
+
+@pytest.mark.parametrize("option", [["--mirror", "http://HOST/debian"], []])
+@pytest.mark.parametrize("verb", ["lock", "build", "up"])
+def test_the_debian_mirror_comes_from_the_option_or_from_its_variable(
+    verb: str, option: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reached(Exception):
+        pass
+
+    def reach(*arguments: Any, **named: Any) -> None:
+        raise Reached(str(arguments) + str(named))
+
+    for name in ("deploy.lock.resolve.update_lock", "deploy.cli.ensure_image", "deploy.cli.up"):
+        monkeypatch.setattr(name, reach)
+    monkeypatch.setattr("deploy.cli.require_docker", lambda *_, **__: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    environment = {} if option else {"DEBIAN_MIRROR": "http://HOST/debian"}
+    result = CliRunner().invoke(app, [verb, *option], env=environment)
+    assert isinstance(result.exception, Reached)
+    assert "http://HOST/debian" in str(result.exception)

@@ -68,7 +68,7 @@ def test_a_failed_step_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     events: list[BuildEvent] = []
     with pytest.raises(DeployError, match="could not be built") as raised:
         build.run_build(command, events.append)
-    assert "patched 1/1: RUN" in raised.value.why
+    assert "patching SGLang" in raised.value.why
     assert "patch 01.patch does not apply" in raised.value.why
     assert events[0].state == "failed"
 

@@ -1,6 +1,7 @@
 import shutil
 import tomllib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from deploy.errors import DeployError
 from deploy.image.inputs import (
+    ENVIRONMENT_FILES,
     SOURCES,
     ImageInputs,
     image_tag,
@@ -94,6 +96,23 @@ def test_any_changed_byte_of_a_file_changes_the_hash(before: ImageInputs, data: 
     content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     after = ImageInputs({**before.files, path: bytes(content)}, before.packages, before.uv_version)
     assert after.hash != before.hash
+
+
+@cache
+def own_inputs() -> ImageInputs:
+    return read_inputs(REPOSITORY)
+
+
+@given(st.data())
+def test_any_changed_byte_of_any_of_the_repositorys_own_inputs_changes_its_hash(data: st.DataObject) -> None:
+    before = own_inputs()
+    path = data.draw(st.sampled_from(sorted(name for name, content in before.files.items() if content)))
+    content = bytearray(before.files[path])
+    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    after = ImageInputs({**before.files, path: bytes(content)}, before.packages, before.uv_version)
+    assert after.hash != before.hash
+    large = path.startswith(ENVIRONMENT_FILES)
+    assert (after.environment_hash != before.environment_hash) == large
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from deploy.image.progress import BuildEvent, BuildProgress, read_objects, step_of
 
 RUN = "[engine 1/1] RUN --mount=type=tmpfs,target=/tmp sh /tmp/tools/install_wheels.sh"
-STEP = ("engine", "engine 1/1: RUN")
+STEP = ("engine", "installing SGLang and the other wheels")
 
 
 def vertex(**fields: Any) -> dict[str, Any]:

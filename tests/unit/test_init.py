@@ -21,7 +21,7 @@ from deploy.init.propose import assign_cpus, cost, divide, propose
 from deploy.init.render import to_toml
 from deploy.init.verb import init, write
 from deploy.spec.load import load, parse
-from deploy.spec.model import Router, Spec
+from deploy.spec.model import Image, Model, Router, Spec
 from deploy.stack.memory import plan_on
 from deploy.stack.state import State
 from deploy.stack.up import plan
@@ -230,11 +230,16 @@ def test_every_setting_is_a_variable_of_the_compose_file() -> None:
 @pytest.mark.parametrize("uuids", [True, False])
 def test_the_proposal_is_a_valid_spec_that_says_the_same(uuids: bool) -> None:
     report = probe(host(EIGHT_GPUS))
-    keep = Spec(router=Router(port=31000, extra_arguments='--x "a\\b"\tü'), variables={"NCCL_DEBUG": "INFO"})
+    keep = Spec(
+        model=Model(path="elsewhere", repo="owner/name", revision="a" * 40),
+        image=Image(registry="registry.example:5000/team", public_key="cosign.pub"),
+        router=Router(port=31000, extra_arguments='--x "a\\b"\tü'),
+        variables={"NCCL_DEBUG": "INFO"},
+    )
     spec = parse(to_toml(propose(report), keep, uuids), Path("deploy.toml")).spec
     assert spec.prefill.gpus == (tuple(lookalike.uuid(index) for index in range(4)) if uuids else (0, 1, 2, 3))
     assert (spec.decode.numa_node, spec.decode.cpus) == (1, "50-95,146-191")
-    assert spec.router == keep.router
+    assert (spec.model, spec.image, spec.router) == (keep.model, keep.image, keep.router)
     assert spec.variables == {"NCCL_DEBUG": "INFO", "NCCL_P2P_LEVEL": "PHB"}
 
 

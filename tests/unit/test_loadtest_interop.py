@@ -1,4 +1,4 @@
-"""Results that the other tools themselves wrote of `loadtest.testserver`: first token after 50 ms, then one in 25 ms."""
+"""Results that the other tools wrote of `loadtest.testserver`: first token after 50 ms, then one in 25 ms."""
 
 import json
 from pathlib import Path

@@ -249,6 +249,11 @@ def test_an_engine_that_is_not_the_locked_one() -> None:
     assert "not-locked" in {finding.id for finding in judge(evidence(locked=False))}
 
 
+def test_an_engine_that_does_not_say_what_it_is_is_noted() -> None:
+    found = evidence(found_identity={"decode": None})
+    assert not rejected(found) and "no-identity" in {finding.id for finding in judge(found)}
+
+
 def test_an_engine_that_changed_during_the_run() -> None:
     found = evidence(found_identity={"decode": {"tp_size": 4}}, identity_after={"decode": {"tp_size": 2}})
     assert rejected(found) == {"identity-changed"}

@@ -156,6 +156,8 @@ def test_a_host_without_debian_archives_is_told_how_to_name_one(monkeypatch: pyt
         return "http://archive.example/ubuntu/ noble\n"
 
     monkeypatch.setattr("deploy.lock.debian._apt_targets", ubuntu)
+    # Only the command line reads the environment.
+    monkeypatch.setenv("DEBIAN_MIRROR", "http://deb.example/debian")
     with pytest.raises(DeployError) as raised:
         find_mirrors("bookworm")
     assert "--mirror" in raised.value.fix

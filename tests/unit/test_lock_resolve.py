@@ -150,7 +150,7 @@ FORMATTINGS: list[Callable[[str], str]] = [
     lambda text: text.replace("[0, 1, 2, 3]", "[\n  0,\n  1,\n  2,\n  3,\n]"),
     lambda text: text.replace("131072", "131_072"),
     lambda text: text.replace('"isolated"', "'isolated'", 1),
-    lambda text: text.replace("\n", "\r\n"),
+    lambda text: text.replace("\r\n", "\n").replace("\n", "\r\n"),
 ]
 
 
@@ -243,7 +243,7 @@ def test_a_changed_patch_series_reads_the_wheel_again(
         return EngineLock(wheel=sha256, tree=locked.tree, patched_tree="0" * 64, patch=resolve.locked_patches(files))
 
     monkeypatch.setattr(resolve, "lock_engine", read)
-    monkeypatch.setattr("deploy.lock.fetch.fetch", lambda *arguments: Path("wheel"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr("deploy.fetch.fetch", lambda *arguments: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     found = update(repository)
     assert [(change.name, change.after) for change in found.changes if change.section == "patch"] == [
         ("1.patch", "Mend it")

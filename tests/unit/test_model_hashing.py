@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.errors import DeployError
-from deploy.model.hashing import BLOCK_BYTES, BLOCKS, CHUNK_BYTES, folder_files, hash_files, lock_folder, sample
+from deploy.model.hashing import BLOCK_BYTES, BLOCKS, folder_files, hash_files, lock_folder, sample
+from deploy.reading import CHUNK_BYTES
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5))

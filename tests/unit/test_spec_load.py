@@ -107,6 +107,8 @@ def test_several_mistakes_are_all_reported_in_the_order_of_the_file() -> None:
         ('[prefill]\ncpus = "0..3"\n', 2, "prefill.cpus"),
         ("[router]\nport = 0\n", 2, "router.port"),
         ("prefill = 3\n", 1, "prefill"),
+        ('[image]\nregistry = "a registry"\n', 2, "image.registry"),
+        ('[image]\npublic_key = "cosign.pub"\n', 2, "a public key without a registry"),
         (
             '[model]\nvariant = "nvfp4"\n[engine]\nmoe_backend = "flashinfer_mxfp4"\n',
             4,

@@ -10,7 +10,15 @@ import triton
 import triton.language as tl
 
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import capability, check_page_table, require, require_device, require_rows, sm_count
+from sm120_kernels.checks import (
+    capability,
+    check_page_table,
+    has_dependent_launch,
+    require,
+    require_device,
+    require_rows,
+    sm_count,
+)
 
 HEADS = 64
 HEAD_DIM = 128
@@ -64,7 +72,11 @@ def _indexer_logits_kernel(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     pid = tl.program_id(0)
     programs = tl.num_programs(0)
     if UNITS > 0:
@@ -205,8 +217,8 @@ def indexer_logits(
         out: float32 [requests * rows_per_request, width], last dimension contiguous; allocated when None. Columns at
             or past a row's length are not written.
         skip_length: rows of at most so many tokens are not scored at all (top-k takes all their tokens anyway).
-        check: also verify lengths and page ids against their ranges. For debugging: it waits for the GPU and adds
-            about ten small launches, so it cannot be used under graph capture.
+        check: also verify lengths and page ids against their ranges. For debugging: it waits for the GPU and copies
+            lengths and page table to the CPU, so it cannot be used under graph capture.
 
     Returns:
         The logits, float32 [requests * rows_per_request, width].
@@ -247,6 +259,7 @@ def indexer_logits(
 
     chosen = plan(requests, rows_per_request, max_pages, sm_count(q.device), capability(q.device))
     pages = cache.view(cache.shape[0], PAGE_BYTES)
+    pdl = has_dependent_launch(q.device)
     _indexer_logits_kernel[(chosen.programs,)](
         q,
         pages.view(torch.float8_e4m3fn),
@@ -268,8 +281,10 @@ def indexer_logits(
         HEADS=HEADS,
         DIM=HEAD_DIM,
         PAGE=PAGE_TOKENS,
+        PDL=pdl,
         num_warps=WARPS,
         maxnreg=chosen.registers,
+        **({"launch_pdl": True} if pdl else {}),
     )
     return out
 
@@ -300,8 +315,9 @@ def compile_cases() -> Iterator[CompileCase]:
                     "HEADS": HEADS,
                     "DIM": HEAD_DIM,
                     "PAGE": PAGE_TOKENS,
+                    "PDL": True,
                 },
                 num_warps=WARPS,
                 uses_mma=True,
-                options={"maxnreg": REGISTERS[12, 0].get(rows)},
+                options={"maxnreg": REGISTERS[12, 0].get(rows), "launch_pdl": True},
             )

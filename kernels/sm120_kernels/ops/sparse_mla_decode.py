@@ -17,8 +17,8 @@ import triton.language as tl
 
 from sm120_kernels import kv_layout
 from sm120_kernels.aot import LIMITS, CompileCase
-from sm120_kernels.checks import require, require_device, require_rows, sm_count
-from sm120_kernels.interpret import INTERPRETED, dot, to_bf16
+from sm120_kernels.checks import has_dependent_launch, require, require_device, require_rows, sm_count
+from sm120_kernels.interpret import INTERPRETED, dot, side_by_side, to_bf16
 
 HEAD_DIM = tl.constexpr(kv_layout.HEAD_DIM)
 NOPE_DIM = tl.constexpr(kv_layout.NOPE_DIM)
@@ -89,19 +89,13 @@ def _dequantise(group, scales, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _side_by_side(left, right, TOKENS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Two [TOKENS, COLUMNS] tiles as one of twice the columns."""
-    return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (TOKENS, 2 * COLUMNS))
-
-
-@triton.jit
 def _keys(scales, g0, g1, g2, g3, g4, g5, g6, rope, TOKENS: tl.constexpr):
     """The tokens in bf16, [TOKENS, 512]."""
-    k0 = _side_by_side(_dequantise(g0, scales, 0), _dequantise(g1, scales, 1), TOKENS, 64)
-    k1 = _side_by_side(_dequantise(g2, scales, 2), _dequantise(g3, scales, 3), TOKENS, 64)
-    k2 = _side_by_side(_dequantise(g4, scales, 4), _dequantise(g5, scales, 5), TOKENS, 64)
-    k3 = _side_by_side(_dequantise(g6, scales, 6), rope, TOKENS, 64)
-    return _side_by_side(_side_by_side(k0, k1, TOKENS, 128), _side_by_side(k2, k3, TOKENS, 128), TOKENS, 256)
+    k0 = side_by_side(_dequantise(g0, scales, 0), _dequantise(g1, scales, 1), TOKENS, 64)
+    k1 = side_by_side(_dequantise(g2, scales, 2), _dequantise(g3, scales, 3), TOKENS, 64)
+    k2 = side_by_side(_dequantise(g4, scales, 4), _dequantise(g5, scales, 5), TOKENS, 64)
+    k3 = side_by_side(_dequantise(g6, scales, 6), rope, TOKENS, 64)
+    return side_by_side(side_by_side(k0, k1, TOKENS, 128), side_by_side(k2, k3, TOKENS, 128), TOKENS, 256)
 
 
 @triton.jit(do_not_specialize=["splits", "window_shift", "extra_shift"])
@@ -144,8 +138,9 @@ def _sparse_mla_decode_kernel(
     The grid is (blocks of HEADS heads, splits, rows). DIRECT, for one share, writes the result; otherwise the share's
     own softmax average goes to partial and its log-sum-exp, base 2, to partial_lse.
     """
-    if PDL and not DIRECT:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     split = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
@@ -443,7 +438,7 @@ def sparse_mla_decode(
     # Without an extra cache its arguments only need the right type.
     second, second_indices = (cache, indices) if extra_cache is None else (extra_cache, extra_indices)
     assert second_indices is not None
-    pdl = _has_dependent_launch(q.device)
+    pdl = has_dependent_launch(q.device)
     _sparse_mla_decode_kernel[(triton.cdiv(heads, cut.heads), cut.splits, batch)](
         q,
         _bytes(cache),
@@ -479,6 +474,7 @@ def sparse_mla_decode(
         PDL=pdl,
         num_warps=cut.warps,
         num_stages=1,
+        **({"launch_pdl": True} if pdl else {}),
     )
     if cut.splits > 1:
         columns = combine_columns(batch, heads)
@@ -549,12 +545,6 @@ def _shared_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
-@functools.cache
-def _has_dependent_launch(device: torch.device) -> bool:
-    """Whether the second launch may start while the first runs (programmatic dependent launch)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def compile_cases() -> Iterator[CompileCase]:
     """The launches of a 188-SM sm_120 GPU: 16 heads (a TP4 rank) and 64, with and without a compressed cache."""
     limits = LIMITS[120]
@@ -600,6 +590,7 @@ def compile_cases() -> Iterator[CompileCase]:
             },
             num_warps=cut.warps,
             uses_mma=True,
+            options={"launch_pdl": True},
         )
     for splits, columns in sorted(combines):
         yield CompileCase(

@@ -11,14 +11,15 @@ import triton
 import triton.language as tl
 
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import check_page_table, require, require_device, require_rows
+from sm120_kernels.checks import check_page_table, has_dependent_launch, require, require_device, require_rows
 
 TOPK = 512
 PAGE_TOKENS = 64
 MAX_WIDTH = 262144
 LIMIT = 1024
-GROUPS = 1024
+GROUPS = 2048
 ABSENT = tl.constexpr(-(2**31))
+UNKNOWN = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
@@ -28,16 +29,20 @@ def _sortable(bits):
 
 
 @triton.jit
-def _search(keys, count, low, high, near, far, wanted, slack):
-    """Raise `low` while at least `wanted` keys stay at or above it, until at most `wanted + slack` do.
+def _search(keys, low, high, near, far, wanted, slack):
+    """Raise `low` until at most `wanted + slack` keys, but no fewer than `wanted`, are at or above it.
 
-    keys is a tuple of 1-D tensors, fewer than 2**15 keys in all. `count` of them are >= low, at least `wanted` of them
-    if the search is to begin, and fewer than `wanted` are > high. A turn costs the latency of one sum over the program,
-    so it counts against two marks at once, 16 bits each: first the caller's guess, then the thirds of what is left.
-    Returns low and high; slack 0 ends at the wanted-th largest key, or earlier where exactly `wanted` keys are left.
+    keys is a tuple of 1-D tensors, fewer than 2**15 keys in all. At least `wanted` of them are >= low and fewer than
+    `wanted` are > high. A turn costs the latency of one sum over the program, so it counts against two marks at once,
+    16 bits each: first the caller's guess, then in turn a place interpolated between the two known counts, and thirds.
+    Returns low, high and the number of keys >= low, UNKNOWN where low is the caller's. With slack 0, low becomes the
+    wanted-th largest key, or ends earlier where exactly `wanted` keys are left.
     """
     near = tl.minimum(tl.maximum(near, low + 1), high)
     far = tl.minimum(tl.maximum(far, near), high)
+    count = low * 0 + UNKNOWN
+    above = low * 0
+    interpolate = low == low
     while (low < high) & (count > wanted + slack):
         reached = tl.where(keys[0] >= far, 0x10001, (keys[0] >= near).to(tl.int32))
         for r in tl.static_range(1, len(keys)):
@@ -46,18 +51,35 @@ def _search(keys, count, low, high, near, far, wanted, slack):
         at_near = both & 0xFFFF
         at_far = both >> 16
         count = tl.where(at_far >= wanted, at_far, tl.where(at_near >= wanted, at_near, count))
+        above = tl.where(at_far >= wanted, above, tl.where(at_near >= wanted, at_far, at_near))
         high = tl.where(at_far >= wanted, high, tl.where(at_near >= wanted, far, near) - 1)
         low = tl.where(at_far >= wanted, far, tl.where(at_near >= wanted, near, low))
+        span = (high - low).to(tl.uint32, bitcast=True).to(tl.float32)
+        inside = (count - above).to(tl.float32)
+        # Of keys spread evenly, this far from low; give or take the half of what chance allows.
+        part = (count - wanted - slack // 2).to(tl.float32) / inside
+        spread = 0.5 / tl.sqrt(inside)
         third = _part_of(low, high, 3)
-        near = low + third
-        far = tl.where(near > high - third, high, near + third)
-    return low, high
+        guess = interpolate & (count != UNKNOWN)
+        near = low + tl.where(guess, _scaled(span, tl.maximum(part - spread, 0.0)), third)
+        thirds = tl.where(near > high - third, high, near + third)
+        far = tl.where(guess, low + _scaled(span, tl.minimum(part + spread, 0.999)), thirds)
+        near = tl.minimum(tl.maximum(near, low + 1), high)
+        far = tl.minimum(tl.maximum(far, near), high)
+        interpolate = interpolate == 0
+    return low, high, count
 
 
 @triton.jit
 def _part_of(low, high, parts: tl.constexpr):
     """(high - low) / parts + 1, where the difference may need 32 bits."""
     return ((high - low).to(tl.uint32, bitcast=True) // parts + 1).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _scaled(span, part):
+    """part * span, part in 0 to 1, as the 32 bits to add to a key."""
+    return (span * part).to(tl.uint32).to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -70,38 +92,33 @@ def _per_column(keys, mark):
 
 
 @triton.jit
-def _bound(keys, TOPK: tl.constexpr, GROUPS: tl.constexpr):
-    """A key that at least TOPK keys reach, and the largest key.
+def _bound(maxima, TOPK: tl.constexpr):
+    """A key that at least TOPK keys reach, and the largest key, from the maxima of groups of keys.
 
-    The maxima of GROUPS groups of keys bound the answer from below: TOPK of them are keys themselves, so the TOPK-th
-    largest key is no smaller than the TOPK-th largest maximum. Of independent scores about 1.4 TOPK lie above it.
+    TOPK of the maxima are keys themselves, so the TOPK-th largest key is no smaller than the TOPK-th largest maximum.
+    Of independent scores about 1.4 TOPK lie above it with 2 TOPK groups, 1.2 TOPK with 4 TOPK. Fewer than TOPK groups
+    that hold a key say nothing: the bound is then the smallest key.
     """
-    PARTS: tl.constexpr = GROUPS // keys[0].shape[0]
-    PER: tl.constexpr = len(keys) // PARTS
-    maxima = ()
-    for p in tl.static_range(PARTS):
-        part = keys[p]
-        for r in tl.static_range(1, PER):
-            part = tl.maximum(part, keys[p + r * PARTS])
-        maxima = maxima + (part,)
-    smallest = tl.full([keys[0].shape[0]], 0x7FFFFFFF, tl.int32)
+    smallest = tl.full([maxima[0].shape[0]], 0x7FFFFFFF, tl.int32)
     largest = maxima[0]
-    total = tl.zeros([keys[0].shape[0]], tl.float32)
-    filled = tl.zeros([keys[0].shape[0]], tl.int32)
-    for p in tl.static_range(PARTS):
-        there = maxima[p] != ABSENT
+    total = tl.zeros([maxima[0].shape[0]], tl.float32)
+    filled = tl.zeros([maxima[0].shape[0]], tl.int32)
+    for r in tl.static_range(len(maxima)):
+        there = maxima[r] != ABSENT
         filled += there.to(tl.int32)
-        smallest = tl.where(there, tl.minimum(smallest, maxima[p]), smallest)
-        largest = tl.maximum(largest, maxima[p])
-        total += tl.where(there, _sortable(maxima[p]).to(tl.float32, bitcast=True), 0.0)
+        smallest = tl.where(there, tl.minimum(smallest, maxima[r]), smallest)
+        largest = tl.maximum(largest, maxima[r])
+        total += tl.where(there, _sortable(maxima[r]).to(tl.float32, bitcast=True), 0.0)
     lowest, highest, total, count = tl.reduce((smallest, largest, total, filled), 0, _min_max_sums)
-    # TOPK is half of GROUPS, and the median of the maxima lies close below their mean.
-    mean = total / GROUPS
+    # The median of maxima lies close below their mean, the upper quartile about an eighth of the way to the largest.
+    mean = total / count
     margin = (_sortable(highest).to(tl.float32, bitcast=True) - mean) / 16
-    near = _sortable((mean - 2 * margin).to(tl.int32, bitcast=True))
-    far = _sortable(mean.to(tl.int32, bitcast=True))
-    low, _ = _search(maxima, count, lowest, highest, near, far, TOPK, TOPK // 8)
-    return low, highest
+    shift = tl.where(count >= 3 * TOPK, 1.0, -2.0)
+    near = _sortable((mean + shift * margin).to(tl.int32, bitcast=True))
+    far = _sortable((mean + (shift + 2) * margin).to(tl.int32, bitcast=True))
+    end = tl.where(count >= TOPK, highest, lowest)
+    low, _, _ = _search(maxima, lowest, end, near, far, TOPK, TOPK // 8)
+    return tl.where(count >= TOPK, low, ABSENT + 1), highest
 
 
 @triton.jit
@@ -110,43 +127,90 @@ def _min_max_sums(low_a, high_a, sum_a, count_a, low_b, high_b, sum_b, count_b):
 
 
 @triton.jit
-def _finish(
-    keys_ptr,
-    indices_ptr,
-    candidates_ptr,
+def _first_of_equal(keys, low, limit):
+    """Of the keys >= low, `limit` of them: all that are larger, and of the equal ones the first, column by column.
+
+    Returns how many of each column, the equal ones before each column, and how many of the equal ones in all.
+    """
+    larger = _per_column(keys, low + 1)
+    ties = _per_column(keys, low) - larger
+    before = tl.cumsum(ties) - ties
+    allowed = limit - tl.sum(larger)
+    return larger + tl.minimum(tl.maximum(allowed - before, 0), ties), before, allowed
+
+
+@triton.jit
+def _compact(
+    keys, indices, first, step, low, high, keys_out, indices_out, used, TOPK: tl.constexpr, LIMIT: tl.constexpr
+):
+    """Leave the keys >= low, or LIMIT of them that hold the TOPK largest, in the first of at least `used` slots.
+
+    Without a tuple of indices, the index of keys[r] is first + r * step. ABSENT fills the slots up to `used`. Returns
+    how many keys are left.
+    """
+    columns = _per_column(keys, low)
+    count = tl.sum(columns)
+    before = tl.zeros_like(columns)
+    allowed = count
+    if count > LIMIT:
+        third = _part_of(low, high, 3)
+        low, high, count = _search(keys, low, high, low + third, high - third, TOPK, LIMIT - TOPK)
+        columns = _per_column(keys, low)
+        if count > LIMIT:
+            # More than LIMIT keys reach the TOPK-th largest: it is equal to many.
+            columns, before, allowed = _first_of_equal(keys, low, LIMIT)
+            count = tl.sum(columns)
+    place = tl.cumsum(columns) - columns
+    for r in tl.static_range(len(keys)):
+        tie = keys[r] == low
+        marked = (keys[r] > low) | (tie & (before < allowed))
+        tl.store(keys_out + place, keys[r], mask=marked)
+        if len(indices) > 0:
+            tl.store(indices_out + place, indices[r], mask=marked)
+        else:
+            tl.store(indices_out + place, first, mask=marked)
+            first += step
+        place += marked.to(tl.int32)
+        before += tie.to(tl.int32)
+    slot = tl.arange(0, LIMIT)
+    tl.store(keys_out + slot, ABSENT, mask=(slot >= count) & (slot < used))
+    return count
+
+
+@triton.jit
+def _store_best(
+    keys,
+    indices,
+    low,
+    high,
     out_row,
     raw_row,
     table,
-    low,
-    high,
-    count,
     TOPK: tl.constexpr,
-    LIMIT: tl.constexpr,
-    GATHER: tl.constexpr,
     PAGE: tl.constexpr,
     RAW: tl.constexpr,
 ):
-    """Write the cache slots of exactly TOPK of LIMIT keys; of equal ones at the border, the first.
-
-    With GATHER an index is the place of a candidate, whose own index candidates_ptr holds.
-    """
-    slots = tl.arange(0, LIMIT)
-    keys = tl.load(keys_ptr + slots, cache_modifier=".cg")
-    indices = tl.load(indices_ptr + slots, mask=keys != ABSENT, other=0, cache_modifier=".cg")
-    if GATHER:
-        indices = tl.load(candidates_ptr + indices, mask=keys != ABSENT, other=0)
-    page = tl.load(table + indices // PAGE)
-    # Of about 1.4 TOPK candidates the TOPK-th is near the lower end.
-    low, _ = _search((keys,), count, low, high, low + _part_of(low, high, 32), low + _part_of(low, high, 12), TOPK, 0)
-    marked = keys >= low
-    if tl.sum(marked.to(tl.int32)) > TOPK:
-        larger = keys > low
-        ties = (keys == low).to(tl.int32)
-        marked = larger | ((ties > 0) & (tl.cumsum(ties) <= TOPK - tl.sum(larger.to(tl.int32))))
-    places = tl.cumsum(marked.to(tl.int32)) - 1
-    tl.store(out_row + places, page * PAGE + indices % PAGE, mask=marked)
-    if RAW:
-        tl.store(raw_row + places, indices, mask=marked)
+    """Write the cache slots of the TOPK largest keys, at least TOPK of which are >= low and none > high."""
+    pages = ()
+    for r in tl.static_range(len(keys)):
+        pages = pages + (tl.load(table + indices[r] // PAGE, mask=keys[r] >= low, other=0),)
+    # Of about 1.4 TOPK keys the TOPK-th is near the lower end.
+    near, far = low + _part_of(low, high, 32), low + _part_of(low, high, 12)
+    low, high, count = _search(keys, low, high, near, far, TOPK, 0)
+    columns = _per_column(keys, low)
+    before = tl.zeros_like(columns)
+    allowed = low * 0 + TOPK
+    if count != TOPK:
+        columns, before, allowed = _first_of_equal(keys, low, TOPK)
+    place = tl.cumsum(columns) - columns
+    for r in tl.static_range(len(keys)):
+        tie = keys[r] == low
+        marked = (keys[r] > low) | (tie & (before < allowed))
+        tl.store(out_row + place, pages[r] * PAGE + indices[r] % PAGE, mask=marked)
+        if RAW:
+            tl.store(raw_row + place, indices[r], mask=marked)
+        place += marked.to(tl.int32)
+        before += tie.to(tl.int32)
 
 
 @triton.jit
@@ -161,61 +225,109 @@ def _store_all(out_row, raw_row, table, length, TOPK: tl.constexpr, PAGE: tl.con
 
 
 @triton.jit
-def _prune(keys, low, high, first, keys_out, indices_out, TOPK: tl.constexpr, LIMIT: tl.constexpr):
-    """Leave at most LIMIT of the keys >= low, the TOPK largest among them, with their indices in LIMIT slots.
-
-    The index of keys[r][c] is first + r * columns + c. Unused slots hold ABSENT. Returns low and high, drawn together
-    if that was needed, and how many keys are left.
-    """
-    COLUMNS: tl.constexpr = keys[0].shape[0]
-    columns = _per_column(keys, low)
-    count = tl.sum(columns)
-    ties_before = tl.zeros_like(columns)
-    ties_allowed = LIMIT
-    if count > LIMIT:
-        third = _part_of(low, high, 3)
-        low, high = _search(keys, count, low, high, low + third, high - third, TOPK, LIMIT - TOPK)
-        columns = _per_column(keys, low)
-        count = tl.sum(columns)
-        if count > LIMIT:
-            # More than LIMIT keys reach the TOPK-th largest: it is equal to many. Keep the first of those.
-            larger = _per_column(keys, low + 1)
-            ties = columns - larger
-            ties_before = tl.cumsum(ties) - ties
-            ties_allowed = LIMIT - tl.sum(larger)
-            columns = larger + tl.minimum(tl.maximum(ties_allowed - ties_before, 0), ties)
-            count = tl.minimum(count, LIMIT)
-    place = tl.cumsum(columns) - columns
-    for r in tl.static_range(len(keys)):
-        index = r * COLUMNS + tl.arange(0, COLUMNS)
-        tie = keys[r] == low
-        marked = (keys[r] > low) | (tie & (ties_before < ties_allowed))
-        tl.store(keys_out + place, keys[r], mask=marked)
-        tl.store(indices_out + place, first + index, mask=marked)
-        place += marked.to(tl.int32)
-        ties_before += tie.to(tl.int32)
-    slots = tl.arange(0, LIMIT)
-    tl.store(keys_out + slots, ABSENT, mask=slots >= count)
-    return low, high, count
+def _active_chunks(length, CHUNKS: tl.constexpr, TOPK: tl.constexpr):
+    """Programs that share a row: all of them from 512 scores each."""
+    return tl.minimum(tl.cdiv(length, TOPK), CHUNKS)
 
 
 @triton.jit
-def _load_scores(scores_ptr, first, length, width, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):
-    """Keys of BLOCK scores from `first`, a tuple of rows with one key a thread; ABSENT past the length."""
+def _load_scores(scores, length, chunk, active, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):
+    """Keys of one of `active` chunks of a row, a tuple of one a thread; ABSENT past the length.
+
+    Chunks interleave by lines of 32 scores: tokens with high scores lie together, but so every chunk has its part.
+    """
     keys = ()
+    index, step = _first_index(chunk, active, COLUMNS)
     for r in tl.static_range(BLOCK // COLUMNS):
-        index = first + r * COLUMNS + tl.arange(0, COLUMNS)
-        score = tl.load(scores_ptr + index, mask=index < width, other=0.0)
-        keys = keys + (tl.where(index < length, _sortable(score.to(tl.int32, bitcast=True)), ABSENT),)
+        there = (index + r * step < length) & (chunk < active)
+        score = tl.load(scores + index + r * step, mask=there, other=0.0)
+        keys = keys + (tl.where(there, _sortable(score.to(tl.int32, bitcast=True)), ABSENT),)
     return keys
 
 
 @triton.jit
-def _prune_kernel(
+def _first_index(chunk, active, COLUMNS: tl.constexpr):
+    """Index in the row of the first key of each column of a chunk, and how far apart a column's keys are."""
+    column = tl.arange(0, COLUMNS)
+    return (column // 32 * active + chunk) * 32 + column % 32, COLUMNS * active
+
+
+@triton.jit
+def _fold(keys, PARTS: tl.constexpr):
+    """Column maxima of a tuple of 1-D tensors, PARTS groups a column, as a tuple."""
+    maxima = ()
+    for p in tl.static_range(PARTS):
+        part = keys[p]
+        for r in tl.static_range(1, len(keys) // PARTS):
+            part = tl.maximum(part, keys[p + r * PARTS])
+        maxima = maxima + (part,)
+    return maxima
+
+
+@triton.jit
+def _maxima_kernel(
     scores_ptr,
     lengths_ptr,
+    maxima_ptr,
+    lines_ptr,
+    rows,
+    width,
+    scores_stride,
+    TOPK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BATCH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A program leaves the maxima of GROUPS groups of one chunk of one row; for BATCH, of its lines too."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    row = (tl.program_id(0) % rows).to(tl.int64)
+    chunk = tl.program_id(0) // rows
+    length = tl.minimum(tl.load(lengths_ptr + row), width)
+    active = _active_chunks(length, CHUNKS, TOPK)
+    if (length > TOPK) & (chunk < active):
+        keys = _load_scores(scores_ptr + row * scores_stride, length, chunk, active, BLOCK, COLUMNS)
+        if BATCH > 0:
+            lines_ptr += (row * CHUNKS + chunk) * (BLOCK // 32)
+            for r in tl.static_range(BLOCK // COLUMNS):
+                largest = tl.max(tl.reshape(keys[r], [COLUMNS // 32, 32]), axis=1)
+                tl.store(lines_ptr + r * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32), largest)
+        maxima = _fold(keys, 1)[0]
+        if GROUPS < COLUMNS:
+            maxima = tl.max(tl.reshape(maxima, [GROUPS, COLUMNS // GROUPS]), axis=1)
+        tl.store(maxima_ptr + (row * CHUNKS + chunk) * GROUPS + tl.arange(0, GROUPS), maxima)
+
+
+@triton.jit
+def _load_lines(scores, lines_ptr, lines, length, chunk, active, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Keys and indices of the `lines` lines of a chunk that lines_ptr lists, tuples of ROWS rows of one a thread."""
+    keys = ()
+    indices = ()
+    column = tl.arange(0, COLUMNS)
+    for r in tl.static_range(ROWS):
+        entry = r * (COLUMNS // 32) + column // 32
+        line = tl.load(lines_ptr + entry, mask=entry < lines, other=0, cache_modifier=".cg")
+        index = (line * active + chunk) * 32 + column % 32
+        there = (entry < lines) & (index < length)
+        score = tl.load(scores + index, mask=there, other=0.0)
+        keys = keys + (tl.where(there, _sortable(score.to(tl.int32, bitcast=True)), ABSENT),)
+        indices = indices + (index,)
+    return keys, indices
+
+
+@triton.jit
+def _candidates_kernel(
+    scores_ptr,
+    lengths_ptr,
+    maxima_ptr,
+    lines_ptr,
     keys_ptr,
     indices_ptr,
+    counts_ptr,
+    bounds_ptr,
     rows,
     width,
     scores_stride,
@@ -225,26 +337,139 @@ def _prune_kernel(
     LIMIT: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BATCH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """A program leaves the candidates of one chunk of one row. Chunks come first: short rows end the grid early."""
+    """A program leaves the scores of one chunk of one row that reach the row's bound, at most LIMIT of them.
+
+    Their keys and indices fill the first of the chunk's LIMIT slots, ABSENT follows up to SLOTS. The first chunk also
+    leaves the bound and the row's largest key. Where at most BATCH of the chunk's lines reach the bound, it reads no
+    others.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     row = (tl.program_id(0) % rows).to(tl.int64)
     chunk = tl.program_id(0) // rows
     length = tl.minimum(tl.load(lengths_ptr + row), width)
-    if (length > TOPK) & (chunk * BLOCK < length):
-        keys = _load_scores(scores_ptr + row * scores_stride, chunk * BLOCK, length, width, BLOCK, COLUMNS)
-        low, high = _bound(keys, TOPK, GROUPS)
-        slots = (row * CHUNKS + chunk) * LIMIT
-        _prune(keys, low, high, chunk * BLOCK, keys_ptr + slots, indices_ptr + slots, TOPK, LIMIT)
+    active = _active_chunks(length, CHUNKS, TOPK)
+    scores = scores_ptr + row * scores_stride
+    if BATCH == 0:
+        keys = _load_scores(scores, length, chunk, active, BLOCK, COLUMNS)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    if (length > TOPK) & (chunk < active):
+        slots = row * CHUNKS + chunk
+        maxima = ()
+        for r in tl.static_range(CHUNKS * GROUPS // COLUMNS):
+            group = r * COLUMNS + tl.arange(0, COLUMNS)
+            group_ptr = maxima_ptr + row * CHUNKS * GROUPS + group
+            maxima = maxima + (tl.load(group_ptr, mask=group < active * GROUPS, other=ABSENT),)
+        if BATCH > 0:
+            line = tl.arange(0, BLOCK // 32)
+            largest = tl.load(lines_ptr + slots * (BLOCK // 32) + line)
+        low, high = _bound(maxima, TOPK)
+        if chunk == 0:
+            tl.store(bounds_ptr + 2 * row, low)
+            tl.store(bounds_ptr + 2 * row + 1, high)
+        keys_out = keys_ptr + slots * LIMIT
+        indices_out = indices_ptr + slots * LIMIT
+        if BATCH > 0:
+            reaches = (largest >= low).to(tl.int32)
+            reaching = tl.sum(reaches)
+            if reaching <= BATCH:
+                # The slots of the results hold the lines until then.
+                tl.store(indices_out + tl.cumsum(reaches) - reaches, line, mask=reaches > 0)
+                tl.debug_barrier()
+                few_keys, indices = _load_lines(
+                    scores, indices_out, reaching, length, chunk, active, BATCH * 32 // COLUMNS, COLUMNS
+                )
+                tl.debug_barrier()
+                count = _compact(few_keys, indices, 0, 0, low, high, keys_out, indices_out, SLOTS, TOPK, LIMIT)
+            else:
+                all_keys = _load_scores(scores, length, chunk, active, BLOCK, COLUMNS)
+                first, step = _first_index(chunk, active, COLUMNS)
+                count = _compact(all_keys, (), first, step, low, high, keys_out, indices_out, SLOTS, TOPK, LIMIT)
+        else:
+            first, step = _first_index(chunk, active, COLUMNS)
+            count = _compact(keys, (), first, step, low, high, keys_out, indices_out, SLOTS, TOPK, LIMIT)
+        tl.store(counts_ptr + slots, count)
 
 
 @triton.jit
-def _load_keys(keys_ptr, used, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """ROWS rows of keys, of which the first `used` are there."""
+def _load_candidates(
+    keys_ptr, indices_ptr, active, SLOTS: tl.constexpr, LIMIT: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr
+):
+    """The first SLOTS slots of each chunk: keys and indices, tuples of one a thread."""
     keys = ()
-    for r in tl.static_range(ROWS):
-        places = r * COLUMNS + tl.arange(0, COLUMNS)
-        keys = keys + (tl.load(keys_ptr + places, mask=places < used * COLUMNS, other=ABSENT),)
-    return keys
+    indices = ()
+    for r in tl.static_range(CHUNKS * SLOTS // COLUMNS):
+        place = r * COLUMNS + tl.arange(0, COLUMNS)
+        slot = place // SLOTS * LIMIT + place % SLOTS
+        keys = keys + (tl.load(keys_ptr + slot, mask=place < active * SLOTS, other=ABSENT),)
+        indices = indices + (tl.load(indices_ptr + slot, mask=place < active * SLOTS, other=0),)
+    return keys, indices
+
+
+@triton.jit
+def _absent_past(keys, counts_ptr, active, LIMIT: tl.constexpr, COLUMNS: tl.constexpr):
+    """Keys of all LIMIT slots of each chunk, ABSENT in those that were not written."""
+    written = ()
+    for r in tl.static_range(len(keys)):
+        place = r * COLUMNS + tl.arange(0, COLUMNS)
+        count = tl.load(counts_ptr + place // LIMIT, mask=place < active * LIMIT, other=0)
+        written = written + (tl.where(place % LIMIT < count, keys[r], ABSENT),)
+    return written
+
+
+@triton.jit
+def _merge_kernel(
+    lengths_ptr,
+    table_ptr,
+    out_ptr,
+    raw_ptr,
+    keys_ptr,
+    indices_ptr,
+    counts_ptr,
+    bounds_ptr,
+    width,
+    rows_per_request,
+    table_stride,
+    TOPK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    LIMIT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PAGE: tl.constexpr,
+    RAW: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A program writes one row of the result from the candidates of its chunks."""
+    row = tl.program_id(0).to(tl.int64)
+    length = tl.minimum(tl.load(lengths_ptr + row), width)
+    table = table_ptr + row // rows_per_request * table_stride
+    out_row = out_ptr + row * TOPK
+    raw_row = raw_ptr + row * TOPK
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    if length <= TOPK:
+        _store_all(out_row, raw_row, table, length, TOPK, PAGE, RAW)
+    else:
+        active = _active_chunks(length, CHUNKS, TOPK)
+        keys_ptr += row * CHUNKS * LIMIT
+        indices_ptr += row * CHUNKS * LIMIT
+        counts_ptr += row * CHUNKS
+        keys, indices = _load_candidates(keys_ptr, indices_ptr, active, SLOTS, LIMIT, COLUMNS, CHUNKS)
+        low = tl.load(bounds_ptr + 2 * row)
+        high = tl.load(bounds_ptr + 2 * row + 1)
+        chunk = tl.arange(0, CHUNKS)
+        most = tl.max(tl.load(counts_ptr + chunk, mask=chunk < active, other=0))
+        if most <= SLOTS:
+            _store_best(keys, indices, low, high, out_row, raw_row, table, TOPK, PAGE, RAW)
+        else:
+            slots, all_indices = _load_candidates(keys_ptr, indices_ptr, active, LIMIT, LIMIT, COLUMNS, CHUNKS)
+            all_keys = _absent_past(slots, counts_ptr, active, LIMIT, COLUMNS)
+            _store_best(all_keys, all_indices, low, high, out_row, raw_row, table, TOPK, PAGE, RAW)
 
 
 @triton.jit
@@ -256,22 +481,20 @@ def _select_kernel(
     raw_ptr,
     keys_ptr,
     indices_ptr,
-    final_keys_ptr,
-    final_indices_ptr,
     width,
     rows_per_request,
     scores_stride,
     table_stride,
     TOPK: tl.constexpr,
     BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr,
     LIMIT: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
+    COMPACT: tl.constexpr,
     PAGE: tl.constexpr,
     RAW: tl.constexpr,
 ):
-    """A program writes one row of the result, from its scores (CHUNKS == 1) or from the candidates of its chunks."""
+    """A program writes one row of the result from its scores, with COMPACT by way of LIMIT slots of its own."""
     row = tl.program_id(0).to(tl.int64)
     length = tl.minimum(tl.load(lengths_ptr + row), width)
     table = table_ptr + row // rows_per_request * table_stride
@@ -280,33 +503,27 @@ def _select_kernel(
     if length <= TOPK:
         _store_all(out_row, raw_row, table, length, TOPK, PAGE, RAW)
     else:
-        final_keys = final_keys_ptr + row * LIMIT
-        final_indices = final_indices_ptr + row * LIMIT
-        candidates = row * CHUNKS * LIMIT
-        if CHUNKS == 1:
-            keys = _load_scores(scores_ptr + row * scores_stride, 0, length, width, BLOCK, COLUMNS)
+        keys = _load_scores(scores_ptr + row * scores_stride, length, 0, 1, BLOCK, COLUMNS)
+        low, high = _bound(_fold(keys, GROUPS // COLUMNS), TOPK)
+        if COMPACT:
+            keys_ptr += row * LIMIT
+            indices_ptr += row * LIMIT
+            first, step = _first_index(0, 1, COLUMNS)
+            _compact(keys, (), first, step, low, high, keys_ptr, indices_ptr, LIMIT, TOPK, LIMIT)
+            tl.debug_barrier()
+            kept = ()
+            places = ()
+            for r in tl.static_range(LIMIT // COLUMNS):
+                slot = r * COLUMNS + tl.arange(0, COLUMNS)
+                kept = kept + (tl.load(keys_ptr + slot, cache_modifier=".cg"),)
+                place = tl.load(indices_ptr + slot, mask=kept[r] != ABSENT, other=0, cache_modifier=".cg")
+                places = places + (place,)
+            _store_best(kept, places, low, high, out_row, raw_row, table, TOPK, PAGE, RAW)
         else:
-            used = tl.cdiv(length, BLOCK) * (LIMIT // COLUMNS)
-            keys = _load_keys(keys_ptr + candidates, used, CHUNKS * LIMIT // COLUMNS, COLUMNS)
-        low, high = _bound(keys, TOPK, GROUPS)
-        low, high, count = _prune(keys, low, high, 0, final_keys, final_indices, TOPK, LIMIT)
-        tl.debug_barrier()
-        _finish(
-            final_keys,
-            final_indices,
-            indices_ptr + candidates,
-            out_row,
-            raw_row,
-            table,
-            low,
-            high,
-            count,
-            TOPK,
-            LIMIT,
-            CHUNKS > 1,
-            PAGE,
-            RAW,
-        )
+            indices = ()
+            for r in tl.static_range(BLOCK // COLUMNS):
+                indices = indices + (r * COLUMNS + tl.arange(0, COLUMNS),)
+            _store_best(keys, indices, low, high, out_row, raw_row, table, TOPK, PAGE, RAW)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,7 +532,7 @@ class Plan:
 
     Attributes:
         block: scores a program holds in registers.
-        chunks: programs a row, a power of two; above 1 another launch merges their candidates.
+        chunks: programs a row, a power of two; above 1 three launches share the work.
         warps: warps a program.
         merge_warps: warps of a program of the last launch.
     """
@@ -325,40 +542,65 @@ class Plan:
     warps: int
     merge_warps: int = 0
 
+    @property
+    def groups(self) -> int:
+        """Groups of scores whose maxima bound the answer: of the row for one chunk, else of each chunk."""
+        if self.chunks == 1:
+            return min(max(1024, 32 * self.warps), self.block)
+        return min(32 * self.warps, GROUPS // self.chunks)
+
+    @property
+    def slots(self) -> int:
+        """Candidates of each chunk that the merge takes in at first."""
+        return min(LIMIT, GROUPS // self.chunks)
+
+    @property
+    def compact(self) -> bool:
+        """Whether a program first cuts its whole row down, so that it counts fewer keys."""
+        return self.chunks == 1 and self.block > 4096
+
+    @property
+    def batch(self) -> int:
+        """Lines of a chunk that may reach the bound for it to read only those; 0 to read all of a small chunk."""
+        return 1024 // self.chunks if self.chunks > 1 and self.block > 8192 else 0
+
 
 def plan(width: int) -> Plan:
     """Choose launch parameters for rows of up to `width` scores."""
     if width <= 8192:
         block = max(1024, triton.next_power_of_2(width))
-        return Plan(block, 1, max(4, block // 512))
-    chunks = triton.next_power_of_2(triton.cdiv(width, 8192))
-    return Plan(8192, chunks, 16, max(4, min(32, 2 * chunks)))
+        return Plan(block, 1, max(4, block // 1024))
+    block = 8192 if width <= 65536 else 16384
+    return Plan(block, triton.next_power_of_2(triton.cdiv(width, block)), 16, 16)
 
 
-def prune_constants(chosen: Plan) -> dict[str, Any]:
-    """Constexprs of the launch that goes over the chunks."""
-    return {
+def _constants(chosen: Plan, kernel: Any, raw: bool, pdl: bool) -> dict[str, Any]:
+    """Constexprs of one of the kernels."""
+    merging = kernel is _merge_kernel
+    values = {
         "TOPK": TOPK,
         "BLOCK": chosen.block,
         "CHUNKS": chosen.chunks,
         "LIMIT": LIMIT,
-        "COLUMNS": 32 * chosen.warps,
-        "GROUPS": GROUPS,
-    }
-
-
-def select_constants(chosen: Plan, raw: bool) -> dict[str, Any]:
-    """Constexprs of the launch that goes over the rows."""
-    return {
-        "TOPK": TOPK,
-        "BLOCK": chosen.block,
-        "CHUNKS": chosen.chunks,
-        "LIMIT": LIMIT,
-        "COLUMNS": 32 * (chosen.merge_warps or chosen.warps),
-        "GROUPS": GROUPS,
+        "COLUMNS": 32 * (chosen.merge_warps if merging else chosen.warps),
+        "GROUPS": chosen.groups,
+        "SLOTS": chosen.slots,
+        "COMPACT": chosen.compact,
+        "BATCH": chosen.batch,
         "PAGE": PAGE_TOKENS,
         "RAW": raw,
+        "PDL": pdl,
     }
+    return {name: value for name, value in values.items() if name in kernel.arg_names}
+
+
+def _options(chosen: Plan, kernel: Any, pdl: bool) -> dict[str, Any]:
+    """Further options of one of the kernels' launches."""
+    options: dict[str, Any] = {"launch_pdl": True} if pdl and kernel in (_candidates_kernel, _merge_kernel) else {}
+    if kernel in (_maxima_kernel, _candidates_kernel):
+        # So that a multiprocessor (65,536 registers) holds two programs: some versions of Triton would take more.
+        options["maxnreg"] = 65536 // (2 * 32 * chosen.warps)
+    return options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,22 +608,25 @@ class Workspace:
     """Scratch of a call; holds nothing between calls, so one serves all layers and graph replays of a stream.
 
     Attributes:
-        keys, indices: [slots] int32 each.
+        slots: int32.
     """
 
-    keys: torch.Tensor
-    indices: torch.Tensor
+    slots: torch.Tensor
 
     @staticmethod
     def allocate(rows: int, width: int, device: torch.device | str) -> Workspace:
-        """A workspace for calls of up to `rows` rows and `width` scores: 8 KiB a row and 8 KiB a chunk."""
-        slots = rows * _slots_per_row(plan(width))
-        return Workspace(*(torch.empty(slots, dtype=torch.int32, device=device) for _ in range(2)))
+        """A workspace for calls of up to `rows` rows and `width` scores: at most 170 KiB a row."""
+        return Workspace(torch.empty(sum(_sizes(plan(width), rows)), dtype=torch.int32, device=device))
 
 
-def _slots_per_row(chosen: Plan) -> int:
-    """The final candidates' slots, then each chunk's."""
-    return LIMIT * (1 if chosen.chunks == 1 else 1 + chosen.chunks)
+def _sizes(chosen: Plan, rows: int) -> list[int]:
+    """Slots for candidates' keys and indices; with several chunks also counts, bounds, maxima and lines' maxima."""
+    per_row = [LIMIT * chosen.chunks, LIMIT * chosen.chunks]
+    if chosen.chunks > 1:
+        per_row += [chosen.chunks, 2, chosen.groups * chosen.chunks, chosen.block // 32 * chosen.chunks]
+    elif not chosen.compact:
+        return [0, 0]
+    return [-(-rows * size // 4) * 4 for size in per_row]
 
 
 def topk_indices(
@@ -401,12 +646,12 @@ def topk_indices(
     taken, and the order in a row, follow from the row's own scores and length alone: the same in every run and batch.
     Slot of token t: page_table[request, t // 64] * 64 + t % 64. Unused places hold -1.
 
-    One launch for width up to 8192: a program a row. Beyond, two, with a program a chunk of a row before.
+    One launch for width up to 8192: a program a row. Beyond, three, the first two with up to 16 programs a row.
 
     Args:
         scores: float32 [rows, width], rows contiguous; width up to 262144. Columns at or past the length are not
             used. NaN is not supported.
-        lengths: [rows] int32; more than width counts as width.
+        lengths: [rows] int32; more than width or the page table's tokens counts as that limit.
         page_table: [requests, pages] int32, rows contiguous; rows a multiple of requests, the rows of one request
             following each other.
         out: int32 [rows, 512], contiguous; allocated when None.
@@ -427,7 +672,7 @@ def topk_indices(
     rows, width = scores.shape if scores.ndim == 2 else (0, 0)
     require_rows(scores, "scores", torch.float32, rows)
     require(lengths, "lengths", torch.int32, (rows,))
-    requests = page_table.shape[0]
+    requests = page_table.shape[0] if page_table.ndim else 0
     require_rows(page_table, "page_table", torch.int32, requests)
     if rows and (requests == 0 or rows % requests):
         raise ValueError(f"scores has {rows} rows, not a multiple of the page table's {requests}")
@@ -444,75 +689,64 @@ def topk_indices(
     if check:
         check_page_table(lengths, page_table, width, PAGE_TOKENS, 0)
     chosen = plan(width)
+    sizes = _sizes(chosen, rows)
     if workspace is None:
         workspace = Workspace.allocate(rows, width, scores.device)
-    require_device(scores.device, workspace=workspace.keys)
-    if workspace.keys.numel() < rows * _slots_per_row(chosen):
+    require_device(scores.device, workspace=workspace.slots)
+    if workspace.slots.numel() < sum(sizes):
         raise ValueError(
-            f"the workspace has {workspace.keys.numel()} slots, {rows} rows of {width} scores need "
-            f"{rows * _slots_per_row(chosen)}"
+            f"the workspace has {workspace.slots.numel()} slots, {rows} rows of {width} scores need {sum(sizes)}"
         )
 
     seen = min(width, page_table.shape[1] * PAGE_TOKENS)
-    keys, indices = workspace.keys, workspace.indices
-    chunk_keys, chunk_indices = keys[rows * LIMIT :], indices[rows * LIMIT :]
-    if chosen.chunks > 1:
-        _prune_kernel[(rows * chosen.chunks,)](
-            scores,
-            lengths,
-            chunk_keys,
-            chunk_indices,
-            rows,
-            seen,
-            scores.stride(0),
-            **prune_constants(chosen),
-            num_warps=chosen.warps,
-        )
-    _select_kernel[(rows,)](
-        scores,
-        lengths,
-        page_table,
-        out,
-        out if raw_out is None else raw_out,
-        chunk_keys if chosen.chunks > 1 else keys,
-        chunk_indices if chosen.chunks > 1 else indices,
-        keys,
-        indices,
-        seen,
-        rows // requests,
-        scores.stride(0),
-        page_table.stride(0),
-        **select_constants(chosen, raw_out is not None),
-        num_warps=chosen.merge_warps or chosen.warps,
+    raw = out if raw_out is None else raw_out
+    pdl = has_dependent_launch(scores.device)
+
+    def launch(kernel: Any, grid: int, *arguments: Any) -> None:
+        warps = chosen.merge_warps if kernel is _merge_kernel else chosen.warps
+        constants = _constants(chosen, kernel, raw_out is not None, pdl)
+        kernel[(grid,)](*arguments, **constants, num_warps=warps, **_options(chosen, kernel, pdl))
+
+    shared = (rows // requests, scores.stride(0), page_table.stride(0))
+    keys, indices, *notes = workspace.slots[: sum(sizes)].split(sizes)
+    if chosen.chunks == 1:
+        launch(_select_kernel, rows, scores, lengths, page_table, out, raw, keys, indices, seen, *shared)
+        return out
+    counts, bounds, *maxima = notes
+    grid = rows * chosen.chunks
+    candidates = (keys, indices, counts, bounds)
+    launch(_maxima_kernel, grid, scores, lengths, *maxima, rows, seen, scores.stride(0))
+    launch(_candidates_kernel, grid, scores, lengths, *maxima, *candidates, rows, seen, scores.stride(0))
+    launch(
+        _merge_kernel, rows, lengths, page_table, out, raw, *candidates, seen, rows // requests, page_table.stride(0)
     )
     return out
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """Both launches at every block size, and with raw positions."""
+    """Every launch at every block size, and with raw positions."""
+    pointers = ["lengths", "table", "out", "raw", "maxima", "lines", "keys", "indices", "counts", "bounds"]
     arguments = {
         "scores_ptr": "*fp32:16",
-        **dict.fromkeys(("lengths_ptr", "table_ptr", "out_ptr", "raw_ptr", "keys_ptr", "indices_ptr"), "*i32:16"),
-        **dict.fromkeys(("final_keys_ptr", "final_indices_ptr"), "*i32:16"),
+        **{f"{name}_ptr": "*i32:16" for name in pointers},
         **dict.fromkeys(("rows", "rows_per_request"), "i32"),
         **dict.fromkeys(("width", "scores_stride", "table_stride"), "i32:16"),
     }
-
-    def case(kernel: Any, shape: str, constexprs: dict[str, Any], warps: int) -> CompileCase:
-        used = {name: kind for name, kind in arguments.items() if name in kernel.arg_names}
-        return CompileCase("topk_indices", shape, kernel, used, constexprs, warps)
-
-    for width, raw in (
-        (1024, False),
-        (2048, False),
-        (4096, False),
-        (8192, False),
-        (8192, True),
-        (65536, False),
-        (262144, False),
-    ):
+    widths = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+    for width, raw in [(width, False) for width in widths] + [(8192, True), (262144, True)]:
         chosen = plan(width)
-        label = f"width {width}" + (", raw positions" if raw else "")
+        kernels: dict[str, Any] = {"": _select_kernel}
         if chosen.chunks > 1:
-            yield case(_prune_kernel, f"{label}, chunks", prune_constants(chosen), chosen.warps)
-        yield case(_select_kernel, label, select_constants(chosen, raw), chosen.merge_warps or chosen.warps)
+            kernels = {", merge": _merge_kernel}
+            if not raw:
+                kernels = {", maxima": _maxima_kernel, ", candidates": _candidates_kernel} | kernels
+        for name, kernel in kernels.items():
+            yield CompileCase(
+                op="topk_indices",
+                shape=f"width {width}{name}" + (", raw positions" if raw else ""),
+                kernel=kernel,
+                arguments={name: kind for name, kind in arguments.items() if name in kernel.arg_names},
+                constexprs=_constants(chosen, kernel, raw, True),
+                num_warps=chosen.merge_warps if kernel is _merge_kernel else chosen.warps,
+                options=_options(chosen, kernel, True),
+            )

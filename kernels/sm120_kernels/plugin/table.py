@@ -63,7 +63,7 @@ HOOKS = (
         "sglang.srt.layers.attention.dsv4.indexer.fp8_paged_mqa_logits_torch_sm120",
         "indexer_logits",
         "IndexerLogits",
-        "001472a4baed49d84d659b615a2032ed55c31773dcbf9f9c810261f0d1435c05",
+        "246408618109305cad2662c0a83c4e6b3748f826f7383f7ed9ad14426034f459",
     ),
     Hook(
         "sglang.kernels.ops.attention.dsv4.topk.topk_transform_paged",

@@ -1,0 +1,64 @@
+"""What the verbs share on the command line: options that mean the same everywhere, examples, JSON.
+
+Loads next to nothing, so that verbs which are called often start at once.
+"""
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ROOT = Path(__file__).resolve().parents[1]
+SPEC, STATE = ROOT / "deploy.toml", ROOT / ".state"
+
+
+class ProfileName(StrEnum):
+    pd = "pd"
+    replicas = "replicas"
+    cpu = "cpu"
+
+
+SpecOption = Annotated[
+    Path, typer.Option("--spec", envvar="DEPLOY_SPEC", help="The spec to follow.", show_default="deploy.toml")
+]
+StateOption = Annotated[
+    Path,
+    typer.Option("--state", envvar="DEPLOY_STATE", help="Folder of the running stack's files.", show_default=".state"),
+]
+ProfileOption = Annotated[ProfileName | None, typer.Option("--profile", help="Instead of the profile in the spec.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+MirrorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mirror", envvar="DEBIAN_MIRROR", help="Debian archive.", show_default="the machine's own apt sources"
+    ),
+]
+SecurityMirrorOption = Annotated[
+    str | None, typer.Option("--security-mirror", help="Its security archive.", show_default="MIRROR-security")
+]
+CertificatesOption = Annotated[
+    Path | None, typer.Option("--certificates", help="CA file for the Python index.", show_default="the machine's")
+]
+
+
+def verbs(**settings: Any) -> typer.Typer:
+    """A group of verbs with the look that all have."""
+    return typer.Typer(
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        **settings,
+    )
+
+
+def examples(*lines: str) -> str:
+    """An epilog that keeps its line breaks."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def print_json(value: Any) -> None:
+    """Print a value for programs."""
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")

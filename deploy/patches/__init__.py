@@ -1,0 +1,1 @@
+"""The patch series: whether it applies, rewriting a patch, and what a new SGLang makes of it."""

@@ -1,0 +1,748 @@
+"""The FP4 experts and the shared expert for a small batch: work proportional to the experts that are hit.
+
+There is no sorting launch. A program belongs to one (token, place) pair, a route, and a block of weight rows; it looks
+through all routes for its expert's, and ends at once unless its own is the first of them. The weights are the rows of
+the products and the tokens, padded to 8, their columns: FP4 goes from shared memory into the registers of the tensor
+core's first operand, where it becomes bf16.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+
+from sm120_kernels.aot import CompileCase
+from sm120_kernels.checks import has_dependent_launch, require, require_block_scale, require_device
+from sm120_kernels.interpret import INTERPRETED, to_bf16, to_e4m3
+from sm120_kernels.unpack import e2m1_to_bf16, e2m1_to_e4m3, e4m3_to_bf16, halves, power_of_two, scale_value
+
+SWIGLU_LIMIT = 10.0
+MAX_TOKENS = 64
+MAX_TOP_K = 8
+BLOCK = 128
+E4M3_MAX = tl.constexpr(448.0)
+# E2M1 in bf16 lacks a factor 2 ** 126: half of it goes into the scales and half into the sum, so that neither leaves
+# bf16's range. E2M1 in e4m3 lacks 2 ** 6, e4m3 in bf16 2 ** 120, likewise in two halves.
+SCALE_SHIFT = tl.constexpr(64)
+SCALE_FACTOR = tl.constexpr(2.0**64)
+SUM_FACTOR = tl.constexpr(2.0**62)
+FP8_SUM_FACTOR = tl.constexpr(2.0**6)
+DENSE_FACTOR = tl.constexpr(2.0**60)
+
+
+@triton.jit
+def _first_route(ids_ptr, route, routes, ROUTES: tl.constexpr):
+    """The expert of a route, whether no earlier route has it, and for all routes: which have it, and their rank."""
+    place = tl.arange(0, ROUTES)
+    ids = tl.load(ids_ptr + place, mask=place < routes, other=-1)
+    expert = tl.load(ids_ptr + route)
+    same = (ids == expert) & (expert >= 0)
+    first = tl.min(tl.where(same, place, ROUTES)) == route
+    return expert.to(tl.int64), first, same, tl.cumsum(same.to(tl.int32)) - 1
+
+
+@triton.jit
+def _members(same, rank, begin, ROUTES: tl.constexpr, TOKENS: tl.constexpr):
+    """The routes of rank begin to begin + TOKENS - 1 of an expert; -1 where there is none."""
+    wanted = begin + tl.arange(0, TOKENS)
+    hit = same[None, :] & (rank[None, :] == wanted[:, None])
+    return tl.max(tl.where(hit, tl.arange(0, ROUTES)[None, :], -1), 1)
+
+
+@triton.jit
+def _gate_up_rows(tile, intermediate, ROWS: tl.constexpr):
+    """Rows of w13 for a block: eight gate rows, then the eight up rows that go with them, and so on.
+
+    So one thread of the product holds a gate and its up.
+    """
+    r = tl.arange(0, ROWS)
+    return tile * (ROWS // 2) + r // 16 * 8 + r % 8 + (r // 8 % 2) * intermediate
+
+
+@triton.jit
+def _swiglu(gate_up, limit, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """[ROWS / 2, TOKENS] activations of a block in the row order of _gate_up_rows."""
+    pairs = gate_up.reshape(ROWS // 16, 2, 8, TOKENS).permute(0, 2, 3, 1)
+    gate, up = tl.split(pairs)
+    gate = tl.minimum(gate, limit)
+    up = tl.minimum(tl.maximum(up, -limit), limit)
+    return (gate / (1.0 + tl.exp(-gate)) * up).reshape(ROWS // 2, TOKENS)
+
+
+@triton.jit
+def _quantise(x):
+    """e4m3 of x [TOKENS, GROUPS, 32] fp32, and the power of two for each 32 values as its exponent byte."""
+    amax = tl.maximum(tl.max(tl.abs(x), 2), 1e-10)
+    bits = (amax / E4M3_MAX).to(tl.int32, bitcast=True)
+    exponent = (bits + 0x7FFFFF) >> 23
+    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    return to_e4m3(x * inverse[:, :, None]), exponent.to(tl.uint8)
+
+
+@triton.jit
+def _fp4_product(
+    acc,
+    weights,
+    scales,
+    inputs,
+    present,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    """acc + W x over DEPTH columns, short of a factor SUM_FACTOR, or FP8_SUM_FACTOR with FP8.
+
+    Args:
+        acc: [ROWS, TOKENS] fp32.
+        weights, scales: pointers [ROWS, DEPTH / 2] to bytes and [ROWS, DEPTH / GROUP] to scales.
+        inputs: pointers to x: [DEPTH / 2, TOKENS] to int32, two columns each, or with FP8 [TOKENS, DEPTH] to bf16.
+        present: [TOKENS] bool.
+    """
+    packed = tl.load(weights)
+    scale = tl.load(scales)
+    if FP8:
+        x = tl.load(inputs, mask=present[:, None], other=0.0).to(tl.float32)
+        values, x_scale = _quantise(x.reshape(TOKENS, DEPTH // 32, 32))
+        values = values.reshape(TOKENS, DEPTH)
+        # Of mixed formats Triton 3.8 knows no product on sm_120; e4m3 times e4m3 it does in the tensor cores.
+        acc = tl.dot_scaled(e2m1_to_e4m3(packed), scale, "e4m3", tl.trans(values), x_scale, "e4m3", acc)
+    else:
+        low, high = e2m1_to_bf16(packed)
+        even, odd = halves(tl.load(inputs, mask=present[None, :], other=0))
+        if GROUP == 32:
+            factor = power_of_two(scale.to(tl.int32) + SCALE_SHIFT)
+        elif INTERPRETED:
+            factor = scale.to(tl.float32) * SCALE_FACTOR
+        else:
+            factor = (scale.to(tl.float32) * SCALE_FACTOR).to(tl.bfloat16)
+        factor = tl.broadcast_to(factor[:, :, None], (ROWS, DEPTH // GROUP, GROUP // 2)).reshape(ROWS, DEPTH // 2)
+        acc = tl.dot(low * factor, even, acc)
+        acc = tl.dot(high * factor, odd, acc)
+    return acc
+
+
+@triton.jit
+def _fp8_product(weights, scales, inputs, present):
+    """W x over one 128-column block; scales points to each row's scale."""
+    w = e4m3_to_bf16(tl.load(weights))
+    factor = scale_value(tl.load(scales)) * DENSE_FACTOR
+    x = tl.load(inputs, mask=present[None, :], other=0.0)
+    if INTERPRETED:
+        x = x.to(tl.float32)
+    return tl.dot(w, x) * DENSE_FACTOR * factor[:, None]
+
+
+@triton.jit
+def _input_pointers(x, row, depth, DEPTH: tl.constexpr, FP8: tl.constexpr):
+    """Pointers to the first DEPTH columns of rows of x [*, depth] bf16, as _fp4_product takes them."""
+    row = tl.maximum(row, 0)
+    if FP8:
+        pointers = x.to(tl.pointer_type(tl.bfloat16)) + row[:, None] * depth + tl.arange(0, DEPTH)[None, :]
+    else:
+        pointers = x + row[None, :] * (depth // 2) + tl.arange(0, DEPTH // 2)[:, None]
+    return pointers
+
+
+@triton.jit
+def _gate_up_kernel(
+    x,
+    ids,
+    w13,
+    w13_scale,
+    w13_global,
+    shared_w13,
+    shared_scale,
+    activations,
+    routes,
+    tokens,
+    top_k,
+    limit,
+    shared_programs,
+    HIDDEN: tl.constexpr,
+    INTERMEDIATE: tl.constexpr,
+    ROUTES: tl.constexpr,
+    GROUP: tl.constexpr,
+    FP8: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SHARED_TOKENS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """activations[route] of one block of gate and up rows. x and activations are int32, two bf16 each.
+
+    The first shared_programs programs belong to the shared expert, whose activations follow those of all routes.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    TILES: tl.constexpr = 2 * INTERMEDIATE // ROWS
+    program = tl.program_id(0)
+    result = activations.to(tl.pointer_type(tl.bfloat16))
+    column = tl.arange(0, ROWS // 2)
+    if program < shared_programs:
+        tile = program
+        row = _gate_up_rows(tile, INTERMEDIATE, ROWS)
+        k = tl.arange(0, 128)
+        weights = shared_w13 + row[:, None] * HIDDEN + k[None, :]
+        scales = shared_scale + row // 128 * (HIDDEN // 128)
+        for begin in range(0, tokens, SHARED_TOKENS):
+            token = begin + tl.arange(0, SHARED_TOKENS)
+            inputs = x.to(tl.pointer_type(tl.bfloat16)) + token[None, :] * HIDDEN + k[:, None]
+            shared_acc = tl.zeros((ROWS, SHARED_TOKENS), tl.float32)
+            for block in tl.range(0, HIDDEN // 128, num_stages=STAGES):
+                shared_acc += _fp8_product(weights + block * 128, scales + block, inputs + block * 128, token < tokens)
+            value = _swiglu(shared_acc, limit, ROWS, SHARED_TOKENS)
+            place = (routes + token)[None, :] * INTERMEDIATE + (tile * (ROWS // 2) + column)[:, None]
+            tl.store(result + place, to_bf16(value), mask=(token < tokens)[None, :])
+        return
+    tile = (program - shared_programs) % TILES
+    route = (program - shared_programs) // TILES
+    expert, first, same, rank = _first_route(ids, route, routes, ROUTES)
+    if not first:
+        return
+    row = _gate_up_rows(tile, INTERMEDIATE, ROWS)
+    weights = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 2)) + row[:, None] * (HIDDEN // 2)
+    weights += tl.arange(0, DEPTH // 2)[None, :]
+    scales = w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // GROUP)) + row[:, None] * (HIDDEN // GROUP)
+    scales += tl.arange(0, DEPTH // GROUP)[None, :]
+    factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
+    if GROUP == 16:
+        factor *= tl.load(w13_global + expert)
+    for begin in range(0, tl.sum(same.to(tl.int32)), TOKENS):
+        member = _members(same, rank, begin, ROUTES, TOKENS)
+        present = member >= 0
+        inputs = _input_pointers(x, member // top_k, HIDDEN, DEPTH, FP8)
+        acc = tl.zeros((ROWS, TOKENS), tl.float32)
+        for step in tl.range(0, HIDDEN // DEPTH, num_stages=STAGES):
+            acc = _fp4_product(
+                acc,
+                weights + step * (DEPTH // 2),
+                scales + step * (DEPTH // GROUP),
+                inputs + step * (DEPTH if FP8 else DEPTH // 2),
+                present,
+                ROWS,
+                TOKENS,
+                DEPTH,
+                GROUP,
+                FP8,
+            )
+        value = _swiglu(acc * factor, limit, ROWS, TOKENS)
+        place = member[None, :] * INTERMEDIATE + (tile * (ROWS // 2) + column)[:, None]
+        tl.store(result + place, to_bf16(value), mask=present[None, :])
+
+
+@triton.jit
+def _down_kernel(
+    activations,
+    ids,
+    topk_weights,
+    w2,
+    w2_scale,
+    w2_global,
+    shared_w2,
+    shared_scale,
+    products,
+    routes,
+    tokens,
+    shared_programs,
+    HIDDEN: tl.constexpr,
+    INTERMEDIATE: tl.constexpr,
+    ROUTES: tl.constexpr,
+    GROUP: tl.constexpr,
+    FP8: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SHARED_TOKENS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """products[route], fp32, of BLOCKS blocks of ROWS rows of w2, times the route's weight.
+
+    As in _gate_up_kernel, the first programs and the last products are the shared expert's.
+    """
+    TILES: tl.constexpr = HIDDEN // (ROWS * BLOCKS)
+    program = tl.program_id(0)
+    r = tl.arange(0, ROWS)
+    if program < shared_programs:
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
+        k = tl.arange(0, 128)
+        for begin in range(0, tokens, SHARED_TOKENS):
+            token = begin + tl.arange(0, SHARED_TOKENS)
+            inputs = activations.to(tl.pointer_type(tl.bfloat16))
+            inputs += (routes + token)[None, :] * INTERMEDIATE + k[:, None]
+            for block in tl.range(0, BLOCKS, num_stages=STAGES):
+                row = (program * BLOCKS + block) * ROWS + r
+                shared_acc = tl.zeros((ROWS, SHARED_TOKENS), tl.float32)
+                for b in tl.static_range(INTERMEDIATE // 128):
+                    shared_acc += _fp8_product(
+                        shared_w2 + row[:, None] * INTERMEDIATE + (k + b * 128)[None, :],
+                        shared_scale + row // 128 * (INTERMEDIATE // 128) + b,
+                        inputs + b * 128,
+                        token < tokens,
+                    )
+                place = (routes + token)[None, :] * HIDDEN + row[:, None]
+                tl.store(products + place, shared_acc, mask=(token < tokens)[None, :])
+        return
+    tile = (program - shared_programs) % TILES
+    route = (program - shared_programs) // TILES
+    # The ids were complete before the launch of gate and up began, whose activations are what must be waited for.
+    expert, first, same, rank = _first_route(ids, route, routes, ROUTES)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if not first:
+        return
+    w2 += expert * (HIDDEN * (INTERMEDIATE // 2))
+    w2_scale += expert * (HIDDEN * (INTERMEDIATE // GROUP))
+    factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
+    if GROUP == 16:
+        factor *= tl.load(w2_global + expert)
+    for begin in range(0, tl.sum(same.to(tl.int32)), TOKENS):
+        member = _members(same, rank, begin, ROUTES, TOKENS)
+        present = member >= 0
+        weight = tl.load(topk_weights + member, mask=present, other=0.0) * factor
+        inputs = _input_pointers(activations, member, INTERMEDIATE, DEPTH, FP8)
+        for block in tl.range(0, BLOCKS, num_stages=STAGES):
+            row = (tile * BLOCKS + block) * ROWS + r
+            acc = tl.zeros((ROWS, TOKENS), tl.float32)
+            for step in tl.static_range(INTERMEDIATE // DEPTH):
+                half = step * (DEPTH // 2) + tl.arange(0, DEPTH // 2)
+                group = step * (DEPTH // GROUP) + tl.arange(0, DEPTH // GROUP)
+                acc = _fp4_product(
+                    acc,
+                    w2 + row[:, None] * (INTERMEDIATE // 2) + half[None, :],
+                    w2_scale + row[:, None] * (INTERMEDIATE // GROUP) + group[None, :],
+                    inputs + step * (DEPTH if FP8 else DEPTH // 2),
+                    present,
+                    ROWS,
+                    TOKENS,
+                    DEPTH,
+                    GROUP,
+                    FP8,
+                )
+            place = member[None, :] * HIDDEN + row[:, None]
+            tl.store(products + place, acc * weight[None, :], mask=present[None, :])
+
+
+@triton.jit
+def _sum_kernel(
+    products,
+    ids,
+    out,
+    routes,
+    HIDDEN: tl.constexpr,
+    TOP_K: tl.constexpr,
+    PADDED: tl.constexpr,
+    SHARED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out[token]: the sum of its products, and of the shared expert's."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    token = tl.program_id(1)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    place = tl.arange(0, PADDED)
+    route = token * TOP_K + place
+    present = place < TOP_K
+    present &= tl.load(ids + route, mask=present, other=-1) >= 0
+    if SHARED:
+        route = tl.where(place == TOP_K, routes + token, route)
+        present |= place == TOP_K
+    value = tl.load(
+        products + route[:, None] * HIDDEN + column[None, :],
+        mask=present[:, None] & (column < HIDDEN)[None, :],
+        other=0.0,
+    )
+    tl.store(out + token * HIDDEN + column, to_bf16(tl.sum(value, 0)), mask=column < HIDDEN)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Blocks of one product: `rows` weight rows and `depth` columns a turn, `blocks` of them one after another.
+
+    registers is the most a thread may use, None for the compiler's choice.
+    """
+
+    rows: int
+    depth: int
+    warps: int
+    stages: int
+    blocks: int = 1
+    registers: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How the two products are cut, and the tokens a product takes at once."""
+
+    gate_up: Cut
+    down: Cut
+    tokens: int = 8
+    shared_tokens: int = 16
+
+
+def plan(tokens: int, hidden: int, intermediate: int, fp8_activations: bool = False) -> Plan:
+    """Choose the blocks from the shapes; the choices are those of a sweep on an H200 (benchmarks/log.md).
+
+    Args:
+        tokens: of the call.
+        hidden, intermediate: columns of x and of an expert's activations.
+        fp8_activations: as the op's.
+    """
+    blocks = 8 if tokens > 8 else 4 if tokens > 2 else 1
+    while hidden % (64 * blocks):
+        blocks //= 2
+    if tokens > 8 and not fp8_activations:
+        up = Cut(rows=128, depth=256, warps=4, stages=3)
+    elif tokens > 2:
+        up = Cut(rows=64, depth=256, warps=4, stages=4)
+    else:
+        up = Cut(rows=32, depth=256, warps=2, stages=4)
+    return Plan(
+        up,
+        Cut(rows=64, depth=math.gcd(intermediate, 512), warps=4, stages=2, blocks=blocks),
+        shared_tokens=16 if tokens > 8 else 8,
+    )
+
+
+SUM_COLUMNS = 1024
+
+
+def moe_fp4_small_batch(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    *,
+    w13_global: torch.Tensor | None = None,
+    w2_global: torch.Tensor | None = None,
+    shared_w13: torch.Tensor | None = None,
+    shared_w13_scale: torch.Tensor | None = None,
+    shared_w2: torch.Tensor | None = None,
+    shared_w2_scale: torch.Tensor | None = None,
+    swiglu_limit: float = SWIGLU_LIMIT,
+    fp8_activations: bool = False,
+    out: torch.Tensor | None = None,
+    check: bool = False,
+    chosen: Plan | None = None,
+) -> torch.Tensor:
+    """y[t] = sum over k of topk_weights[t, k] E[topk_ids[t, k]](x[t]) + S(x[t]) for up to 64 tokens.
+
+    An expert is w2 a with a = silu(min(gate, L)) * clamp(up, -L, L), gate and up the two halves of w13 x, L the
+    swiglu_limit. Routed weights are FP4, two a byte, low half first; the shared expert S, if given, is FP8 with
+    128 x 128 scales. Three launches: gate and up, down, sum. Sums are fp32; a is rounded to bf16.
+
+    Args:
+        x: [tokens, H] bfloat16, contiguous; H a multiple of 256.
+        topk_ids: [tokens, top_k] int32: distinct experts of each token, or -1 for none.
+        topk_weights: [tokens, top_k] float32, the routed scaling factor folded in.
+        w13: [experts, 2 I, H / 2] uint8, contiguous: I gate rows, then I up rows; I a multiple of 128.
+        w13_scale: MXFP4: [experts, 2 I, H / 32] float8_e8m0fnu or uint8 (2 ** (byte - 127)). NVFP4: [experts, 2 I,
+            H / 16] float8_e4m3fn. Contiguous.
+        w2: [experts, H, I / 2] uint8, contiguous.
+        w2_scale: as w13_scale: [experts, H, I / 32] or [experts, H, I / 16].
+        w13_global, w2_global: NVFP4 only: [experts] float32, a factor for each expert's weights.
+        shared_w13: [2 I, H] float8_e4m3fn, contiguous: gate rows, then up rows.
+        shared_w13_scale: [2 I / 128, H / 128], contiguous; float32, or float8_e8m0fnu or uint8.
+        shared_w2, shared_w2_scale: [H, I] and [H / 128, I / 128], as above.
+        swiglu_limit: L; inf for none.
+        fp8_activations: MXFP4 only: round x and a to e4m3 with a power-of-two scale for each 32 values (W4A8) and
+            multiply with `tl.dot_scaled`, which sm_100 and sm_120 do in the tensor cores; elsewhere Triton emulates it.
+        out: [tokens, H] bfloat16, contiguous; allocated when None.
+        check: also verify that every id is -1 or an expert. For debugging: it waits for the GPU, so it cannot be used
+            under graph capture.
+        chosen: cut the products this way, not as `plan` says.
+
+    Returns:
+        y, bfloat16 [tokens, H].
+
+    Raises:
+        ValueError: a wrong dtype, shape, stride or device, scales that do not go together; with check, an id out of
+            range.
+
+    Source: SGLang 0.5.23, `cast_e2m1fn_to_e4m3fn` (FP4 packing), `silu_and_mul_masked_post_quant.cuh` (clamped SwiGLU),
+    `DeepseekV2MoE` (shared expert, its clamp); the limit of 10 is the checkpoint's `swiglu_limit`.
+    """
+    tokens, hidden = x.shape
+    top_k = topk_ids.shape[1]
+    nvfp4 = _require_arguments(
+        x, topk_ids, topk_weights, w13, w13_scale, w2, w2_scale, w13_global, w2_global, fp8_activations
+    )
+    experts, intermediate = w13.shape[0], w13.shape[1] // 2
+    shared = _require_shared(shared_w13, shared_w13_scale, shared_w2, shared_w2_scale, hidden, intermediate)
+    if out is None:
+        out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=x.device)
+    require(out, "out", torch.bfloat16, (tokens, hidden))
+    require_device(
+        x.device,
+        topk_ids=topk_ids,
+        topk_weights=topk_weights,
+        w13=w13,
+        w13_scale=w13_scale,
+        w2=w2,
+        w2_scale=w2_scale,
+        w13_global=w13_global,
+        w2_global=w2_global,
+        shared_w13=shared_w13,
+        shared_w13_scale=shared_w13_scale,
+        shared_w2=shared_w2,
+        shared_w2_scale=shared_w2_scale,
+        out=out,
+    )
+    if tokens == 0:
+        return out
+    if check:
+        _check_ids(topk_ids, experts)
+    chosen = chosen or plan(tokens, hidden, intermediate, fp8_activations)
+    routes = tokens * top_k
+    rows = routes + tokens if shared else routes
+    activations = x.new_empty((rows, intermediate))
+    products = torch.empty((rows, hidden), dtype=torch.float32, device=x.device)
+    up, down = chosen.gate_up, chosen.down
+    pdl = has_dependent_launch(x.device)
+    constants = {
+        "HIDDEN": hidden,
+        "INTERMEDIATE": intermediate,
+        "ROUTES": max(16, triton.next_power_of_2(routes)),
+        "GROUP": 16 if nvfp4 else 32,
+        "FP8": fp8_activations,
+        "TOKENS": chosen.tokens,
+        "SHARED_TOKENS": chosen.shared_tokens,
+        "PDL": pdl,
+    }
+    launch = {"launch_pdl": True} if pdl else {}
+    # What is absent only needs the right type.
+    dense13, dense13_scale = (shared_w13, shared_w13_scale) if shared else (w13, topk_weights)
+    dense2, dense2_scale = (shared_w2, shared_w2_scale) if shared else (w2, topk_weights)
+    pairs = activations.view(torch.int32)
+    tiles = 2 * intermediate // up.rows
+    _gate_up_kernel[(tiles * (routes + shared),)](
+        x.view(torch.int32),
+        topk_ids,
+        w13,
+        _scale_bytes(w13_scale),
+        w13_global if nvfp4 else topk_weights,
+        dense13,
+        _scale_bytes(dense13_scale),
+        pairs,
+        routes,
+        tokens,
+        top_k,
+        swiglu_limit,
+        tiles * shared,
+        ROWS=up.rows,
+        DEPTH=up.depth,
+        STAGES=up.stages,
+        num_warps=up.warps,
+        num_stages=up.stages,
+        maxnreg=up.registers,
+        **constants,
+        **launch,
+    )
+    tiles = hidden // (down.rows * down.blocks)
+    _down_kernel[(tiles * (routes + shared),)](
+        pairs,
+        topk_ids,
+        topk_weights,
+        w2,
+        _scale_bytes(w2_scale),
+        w2_global if nvfp4 else topk_weights,
+        dense2,
+        _scale_bytes(dense2_scale),
+        products,
+        routes,
+        tokens,
+        tiles * shared,
+        ROWS=down.rows,
+        BLOCKS=down.blocks,
+        DEPTH=down.depth,
+        STAGES=down.stages,
+        num_warps=down.warps,
+        num_stages=down.stages,
+        maxnreg=down.registers,
+        **constants,
+        **launch,
+    )
+    columns = SUM_COLUMNS
+    _sum_kernel[(triton.cdiv(hidden, columns), tokens)](
+        products,
+        topk_ids,
+        out,
+        routes,
+        HIDDEN=hidden,
+        TOP_K=top_k,
+        PADDED=triton.next_power_of_2(top_k + 1),
+        SHARED=bool(shared),
+        COLUMNS=columns,
+        PDL=pdl,
+        num_warps=4,
+        **launch,
+    )
+    return out
+
+
+def _require_arguments(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    w13_global: torch.Tensor | None,
+    w2_global: torch.Tensor | None,
+    fp8_activations: bool,
+) -> bool:
+    """Refuse routed arguments that do not go together; True for NVFP4."""
+    if x.ndim != 2 or x.shape[1] % 256 or not 0 <= x.shape[0] <= MAX_TOKENS:
+        raise ValueError(f"x must be [0 to {MAX_TOKENS}, a multiple of 256], got {list(x.shape)}")
+    tokens, hidden = x.shape
+    require(x, "x", torch.bfloat16, (tokens, hidden))
+    if topk_ids.ndim != 2 or not 1 <= topk_ids.shape[1] <= MAX_TOP_K:
+        raise ValueError(f"topk_ids must be [tokens, 1 to {MAX_TOP_K}], got {list(topk_ids.shape)}")
+    require(topk_ids, "topk_ids", torch.int32, (tokens, topk_ids.shape[1]))
+    require(topk_weights, "topk_weights", torch.float32, (tokens, topk_ids.shape[1]))
+    if w13.ndim != 3 or w13.shape[1] % (2 * BLOCK):
+        raise ValueError(f"w13 must be [experts, 2 x a multiple of {BLOCK}, H / 2], got {list(w13.shape)}")
+    experts, intermediate = w13.shape[0], w13.shape[1] // 2
+    require(w13, "w13", torch.uint8, (experts, 2 * intermediate, hidden // 2))
+    require(w2, "w2", torch.uint8, (experts, hidden, intermediate // 2))
+    nvfp4 = w13_scale.dtype == torch.float8_e4m3fn
+    group = 16 if nvfp4 else 32
+    for name, scale, rows, columns in (
+        ("w13_scale", w13_scale, 2 * intermediate, hidden),
+        ("w2_scale", w2_scale, hidden, intermediate),
+    ):
+        dtypes = (torch.float8_e4m3fn,) if nvfp4 else (torch.uint8, torch.float8_e8m0fnu)
+        if scale.dtype not in dtypes:
+            raise ValueError(f"{name} must be {' or '.join(map(str, dtypes))}, got {scale.dtype}")
+        require(scale, name, scale.dtype, (experts, rows, columns // group))
+    for name, factor in (("w13_global", w13_global), ("w2_global", w2_global)):
+        if (factor is not None) != nvfp4:
+            raise ValueError(f"{name} goes with NVFP4 (float8_e4m3fn) scales, w13_scale is {w13_scale.dtype}")
+        if factor is not None:
+            require(factor, name, torch.float32, (experts,))
+    if fp8_activations and nvfp4:
+        raise ValueError("fp8_activations needs MXFP4 weights, the scales are NVFP4's")
+    return nvfp4
+
+
+def _require_shared(
+    w13: torch.Tensor | None,
+    w13_scale: torch.Tensor | None,
+    w2: torch.Tensor | None,
+    w2_scale: torch.Tensor | None,
+    hidden: int,
+    intermediate: int,
+) -> int:
+    """Refuse shared-expert arguments that do not go together; 1 if there is a shared expert, 0 if not."""
+    given = [tensor is not None for tensor in (w13, w13_scale, w2, w2_scale)]
+    if not all(given):
+        if any(given):
+            raise ValueError(
+                "shared_w13, shared_w13_scale, shared_w2 and shared_w2_scale go together: give all or none"
+            )
+        return 0
+    assert w13 is not None and w13_scale is not None and w2 is not None and w2_scale is not None
+    require(w13, "shared_w13", torch.float8_e4m3fn, (2 * intermediate, hidden))
+    require(w2, "shared_w2", torch.float8_e4m3fn, (hidden, intermediate))
+    require_block_scale(w13_scale, "shared_w13_scale", (2 * intermediate // BLOCK, hidden // BLOCK))
+    require_block_scale(w2_scale, "shared_w2_scale", (hidden // BLOCK, intermediate // BLOCK))
+    if (w13_scale.dtype == torch.float32) != (w2_scale.dtype == torch.float32):
+        raise ValueError("shared_w13_scale and shared_w2_scale must have the same type")
+    return 1
+
+
+def _check_ids(topk_ids: torch.Tensor, experts: int) -> None:
+    wrong = torch.nonzero((topk_ids < -1) | (topk_ids >= experts))
+    if len(wrong):
+        token, place = wrong[0].tolist()
+        raise ValueError(f"topk_ids[{token}, {place}] is {int(topk_ids[token, place])}, must be -1 to {experts - 1}")
+
+
+def _scale_bytes(scale: torch.Tensor) -> torch.Tensor:
+    """Scales as Triton takes them: UE8M0 as bytes, the others as they are."""
+    return scale.view(torch.uint8) if scale.dtype == torch.float8_e8m0fnu else scale
+
+
+def compile_cases() -> Iterator[CompileCase]:
+    """The launches of a TP4 rank for 1, 16 and 64 tokens: MXFP4, NVFP4, and MXFP4 with FP8 activations."""
+    hidden, intermediate, top_k = 4096, 512, 6
+    common = dict.fromkeys(("routes", "tokens", "top_k", "shared_programs"), "i32") | {
+        "ids": "*i32:16",
+        "topk_weights": "*fp32:16",
+        "x": "*i32:16",
+        "activations": "*i32:16",
+        "products": "*fp32:16",
+        "limit": "fp32",
+        "shared_scale": "*fp32:16",
+        **dict.fromkeys(("w13", "w2"), "*u8:16"),
+        **dict.fromkeys(("w13_global", "w2_global"), "*fp32:16"),
+        **dict.fromkeys(("shared_w13", "shared_w2"), "*fp8e4nv:16"),
+    }
+    for tokens in (1, 16, 64):
+        for kind, group, fp8 in (("MXFP4", 32, False), ("NVFP4", 16, False), ("MXFP4 x MXFP8", 32, True)):
+            chosen = plan(tokens, hidden, intermediate, fp8)
+            scale = dict.fromkeys(("w13_scale", "w2_scale"), "*fp8e4nv:16" if group == 16 else "*u8:16")
+            for name, kernel, cut in (
+                ("gate and up", _gate_up_kernel, chosen.gate_up),
+                ("down", _down_kernel, chosen.down),
+            ):
+                yield CompileCase(
+                    op="moe_fp4_small_batch",
+                    shape=f"{name}, {kind}, {tokens} tokens",
+                    kernel=kernel,
+                    arguments=common | scale,
+                    constexprs={
+                        "HIDDEN": hidden,
+                        "INTERMEDIATE": intermediate,
+                        "ROUTES": max(16, triton.next_power_of_2(tokens * top_k)),
+                        "GROUP": group,
+                        "FP8": fp8,
+                        "ROWS": cut.rows,
+                        **({"BLOCKS": cut.blocks} if kernel is _down_kernel else {}),
+                        "DEPTH": cut.depth,
+                        "STAGES": cut.stages,
+                        "TOKENS": chosen.tokens,
+                        "SHARED_TOKENS": chosen.shared_tokens,
+                        "PDL": True,
+                    },
+                    num_warps=cut.warps,
+                    num_stages=cut.stages,
+                    uses_mma=True,
+                    options={"launch_pdl": True, "maxnreg": cut.registers},
+                )
+    yield CompileCase(
+        op="moe_fp4_small_batch",
+        shape="sum",
+        kernel=_sum_kernel,
+        arguments=common | {"out": "*bf16:16"},
+        constexprs={
+            "HIDDEN": hidden,
+            "TOP_K": top_k,
+            "PADDED": triton.next_power_of_2(top_k + 1),
+            "SHARED": True,
+            "COLUMNS": SUM_COLUMNS,
+            "PDL": True,
+        },
+        num_warps=4,
+        options={"launch_pdl": True},
+    )
