@@ -102,7 +102,7 @@ def test_the_second_host_serves_the_locked_image_that_it_took_from_the_registry(
 
 
 def test_a_changed_kernel_costs_the_second_host_less_than_a_megabyte(
-    field: Field, record_property: Callable[[str, object], None]
+    field: Field, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     for clone in (field.first, field.second):
         (clone / KERNELS).write_text((ROOT / KERNELS).read_text() + "\n# changed\n")
@@ -121,7 +121,7 @@ def test_a_changed_kernel_costs_the_second_host_less_than_a_megabyte(
         assert report["layers"] == 1
         assert report["image"]["id"] == changed.id
         assert report["size"] < sent < SMALL_BYTES
-        record_property("bytes from the registry", sent)
+        record_testsuite_property("bytes from the registry", sent)
         if (field.first / "cosign.pub").exists():
             # This one was pushed without the key: what serves stays, and the new image is not run.
             serving = field.host.docker("ps", "--quiet")
