@@ -43,9 +43,43 @@ def test_no_kernel_needs_more_than_the_committed_table_says() -> None:
     table = json.loads(aot.TABLE_JSON.read_text())
     if table["triton"] != triton.__version__:
         pytest.skip(f"the table was written with Triton {table['triton']}, this is {triton.__version__}")
-    assert [row["report"] for row in compiled()] == table["kernels"], (
-        "what the kernels need has changed; if it is meant, run `python -m sm120_kernels.aot --write` and commit"
-    )
+    before = {(row["op"], row["shape"], row["kernel"]): row for row in table["kernels"]}
+    now = {(row["op"], row["shape"], row["kernel"]): row for row in (row["report"] for row in compiled())}
+    assert before.keys() == now.keys(), "launches came or went: run `python -m sm120_kernels.aot --write` and commit"
+    worse = [f"{' / '.join(key)}: {text}" for key in now for text in regressions(before[key], now[key])]
+    assert worse == [], "if it is meant, run `python -m sm120_kernels.aot --write` and commit"
+
+
+# The compiler's allocation of registers is not the same in every run.
+REGISTERS_OF_LUCK = 8
+
+
+def regressions(before: dict, now: dict) -> list[str]:
+    """What a kernel needs more of, or does worse, than the committed report says."""
+    slack = {"registers": REGISTERS_OF_LUCK, "shared": 0, "stack": 0, "local_accesses": 0}
+    found = [f"{name} {before[name]} -> {now[name]}" for name, more in slack.items() if now[name] > before[name] + more]
+    if now["blocks_per_sm"] < before["blocks_per_sm"]:
+        found.append(f"blocks per SM {before['blocks_per_sm']} -> {now['blocks_per_sm']}")
+    if before["mma"].keys() != now["mma"].keys():
+        found.append(f"tensor-core instructions {sorted(before['mma'])} -> {sorted(now['mma'])}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        ({}, 0),
+        ({"registers": 108}, 0),
+        ({"registers": 109}, 1),
+        ({"shared": 1025}, 1),
+        ({"stack": 8, "local_accesses": 2}, 2),
+        ({"blocks_per_sm": 3}, 1),
+        ({"mma": {}}, 1),
+    ],
+)
+def test_a_kernel_that_needs_more_is_a_regression(change: dict, seen: int) -> None:
+    before = {"registers": 100, "shared": 1024, "stack": 0, "local_accesses": 0, "blocks_per_sm": 4, "mma": {"m": 1}}
+    assert len(regressions(before, {**before, **change})) == seen
 
 
 @pytest.mark.parametrize(
