@@ -34,7 +34,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 @contextmanager
 def serve(folder: Path, cuts: int = 0, faults: Sequence[Fault] = (), ranges: bool = True) -> Generator[Server]:
-    """Serve a folder until the block ends.
+    """Serve a folder, listings of its folders included, until the block ends.
 
     Args:
         cuts: cut the first answers after four bytes that do not belong to the file, as often as asked.
@@ -58,10 +58,15 @@ def serve(folder: Path, cuts: int = 0, faults: Sequence[Fault] = (), ranges: boo
                 self.close_connection = True
             elif fault and fault.kind == "status":
                 self._head(fault.status, 0)
+            elif path.is_dir():
+                super().do_GET()
             elif not path.is_file():
                 self._head(404, 0)
             else:
                 self._send(path.read_bytes(), fault)
+
+        def translate_path(self, path: str) -> str:
+            return str(folder / path.lstrip("/"))
 
         def _send(self, content: bytes, fault: Fault | None) -> None:
             begun = re.match(r"bytes=(\d+)-", self.headers.get("Range", "")) if ranges else None
