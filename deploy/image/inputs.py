@@ -181,8 +181,8 @@ def reduce_environment(project: str, lock: str, roots: frozenset[str] | None = N
         raise _inconsistent(f"{type(error).__name__}: {error}") from error
     if roots is not None:
         requested, direct = roots, [{"name": name} for name in sorted(roots)]
-    reached = _reached(packages, [dependency["name"] for dependency in direct])
-    if missing := reached - {package["name"] for package in packages}:
+    reached = _reached(packages, direct)
+    if missing := reached.keys() - {package["name"] for package in packages}:
         raise _inconsistent(f"uv.lock has no package {', '.join(sorted(missing))}")
     reduced_root = {
         "name": "engine-environment",
@@ -196,7 +196,10 @@ def reduce_environment(project: str, lock: str, roots: frozenset[str] | None = N
         "requires-python": document["requires-python"],
         "resolution-markers": document.get("resolution-markers", []),
         "supported-markers": document.get("supported-markers", []),
-        "package": [reduced_root, *(package for package in packages if package["name"] in reached)],
+        "package": [
+            reduced_root,
+            *(_with_extras(package, reached[package["name"]]) for package in packages if package["name"] in reached),
+        ],
     }
     reduced_project = {
         "project": {"name": "engine-environment", "version": "0", "requires-python": document["requires-python"]},
@@ -213,18 +216,28 @@ def _inconsistent(why: str) -> DeployError:
     )
 
 
-def _reached(packages: list[dict[str, Any]], start: list[str]) -> set[str]:
-    """Names of the packages that some dependency, of whatever extra, leads to."""
-    dependencies: dict[str, set[str]] = {}
+def _reached(packages: list[dict[str, Any]], start: list[dict[str, Any]]) -> dict[str, set[str]]:
+    """Names of the packages that some dependency leads to, each with the extras that it is wanted with."""
+    versions: dict[str, list[dict[str, Any]]] = {}
     for package in packages:
-        lists = [package.get("dependencies", []), *package.get("optional-dependencies", {}).values()]
-        names = {dependency["name"] for dependencies in lists for dependency in dependencies}
-        dependencies.setdefault(package["name"], set()).update(names)
-    reached: set[str] = set()
+        versions.setdefault(package["name"], []).append(package)
+    reached: dict[str, set[str]] = {}
     waiting = deque(start)
     while waiting:
-        name = waiting.popleft()
-        if name not in reached:
-            reached.add(name)
-            waiting.extend(dependencies.get(name, ()))
+        dependency = waiting.popleft()
+        name, extras = dependency["name"], set(dependency.get("extra", ()))
+        new = extras - reached.get(name, set())
+        for package in versions.get(name, ()):
+            if name not in reached:
+                waiting.extend(package.get("dependencies", ()))
+            for extra in sorted(new):
+                waiting.extend(package.get("optional-dependencies", {}).get(extra, ()))
+        reached.setdefault(name, set()).update(extras)
     return reached
+
+
+def _with_extras(package: dict[str, Any], extras: set[str]) -> dict[str, Any]:
+    """A package of uv.lock without the extras that nobody here wants: they come and go with who else asks for them."""
+    optional = {name: value for name, value in package.get("optional-dependencies", {}).items() if name in extras}
+    reduced = {key: optional if key == "optional-dependencies" else value for key, value in package.items()}
+    return {key: value for key, value in reduced.items() if value != {}}

@@ -219,8 +219,18 @@ def test_the_engines_environment_is_its_group_and_what_that_needs() -> None:
     project, lock = reduce_environment(PROJECT, LOCK)
     assert tomllib.loads(project)["dependency-groups"] == {"engine": ["server==1"]}
     reduced = tomllib.loads(lock)
-    assert [package["name"] for package in reduced["package"]] == ["engine-environment", "library", "plugin", "server"]
+    assert [package["name"] for package in reduced["package"]] == ["engine-environment", "library", "server"]
     assert reduced["package"][0]["dev-dependencies"] == {"engine": [{"name": "server"}]}
+
+
+def test_extras_that_only_others_ask_for_do_not_move_the_engines_environment() -> None:
+    asked = LOCK.replace('name = "console" }', 'name = "console" }, { name = "server", extra = ["more"] }')
+    without = LOCK.replace('[package.optional-dependencies]\nmore = [{ name = "plugin" }]\n', "")
+    assert len({asked, without, LOCK}) == 3
+    assert reduce_environment(PROJECT, asked) == reduce_environment(PROJECT, without)
+    wanted = LOCK.replace('engine = [{ name = "server" }]', 'engine = [{ name = "server", extra = ["more"] }]')
+    names = {package["name"] for package in tomllib.loads(reduce_environment(PROJECT, wanted)[1])["package"]}
+    assert names == {"engine-environment", "library", "plugin", "server"}
 
 
 def test_a_part_of_the_environment_has_the_same_versions() -> None:
