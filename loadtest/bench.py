@@ -35,7 +35,7 @@ from loadtest.result import (
     Window,
 )
 from loadtest.run import Level, Observed, Progress, check_disk, observe
-from loadtest.scrape import GAUGES, Watcher, engine_identity, parse_metrics
+from loadtest.scrape import GAUGES, Watcher, engine_identity, identity, parse_metrics
 from loadtest.sse import Endpoint
 from loadtest.validity import Evidence
 from loadtest.workload import Plan, Prompts, Trace, Vocabulary, Workload, read_prompts, read_trace
@@ -100,7 +100,7 @@ def run(
     locks = read_locks(settings.lock, Path())
     api = Api(settings.url, api_key=key, ca_file=settings.ca_file)
     try:
-        plan, environment, engines, pages = _prepare(settings, locks, api, say)
+        plan, environment, engines, inside, pages = _prepare(settings, locks, api, say)
     finally:
         api.close()
     identifier, folder = _folder(settings, created)
@@ -128,9 +128,9 @@ def run(
             def show(progress: Progress, name: str = name, number: int = number) -> None:
                 report(State(name, number, len(plans), progress, results))
 
-            identities = {engine: engine_identity(url) for engine, url in engines.items()}
+            identities = _identities(engines, inside)
             seen = observe(level_plan, level, folder / name, watcher, show, interrupted)
-            after = {engine: engine_identity(url) for engine, url in engines.items()}
+            after = _identities(engines, inside)
             results.append(
                 _level_result(
                     settings, locks, environment.image, level, level_plan, repetition, name, seen, identities, after
@@ -229,11 +229,12 @@ def _check(settings: Settings) -> None:
 
 def _prepare(
     settings: Settings, locks: Locks, api: Api, say: Callable[[str], None]
-) -> tuple[Plan, Environment, dict[str, str], dict[str, str]]:
-    """The plan, what is measured, the engines' base URLs and the pages their counters are on."""
+) -> tuple[Plan, Environment, dict[str, str], dict[str, str], dict[str, str]]:
+    """The plan, what is measured, the engines' base URLs, their containers, and the pages their counters are on."""
     model = prepare.choose_model(api, settings.model)
     stack = containers.find_stack(settings.url)
     engines = dict(settings.engines) or stack.engines
+    inside = {} if settings.engines else stack.containers
     if settings.engines or not has_metrics(api, "/engine_metrics"):
         if not engines and has_metrics(api, "/metrics"):
             engines = {"server": settings.url}
@@ -265,13 +266,25 @@ def _prepare(
     environment = Environment(
         url=settings.url,
         model=model,
-        engines={name: engine_identity(url) for name, url in engines.items()},
+        engines=_identities(engines, inside),
         lock=lock_facts(locks),
         image=stack.image,
         host=_host(settings.host_report),
         generator={name: version(name) for name in ("locust", "gevent", "geventhttpclient")},
     )
-    return plan, environment, engines, pages
+    return plan, environment, engines, inside, pages
+
+
+def _identities(engines: Mapping[str, str], inside: Mapping[str, str]) -> dict[str, dict[str, Any] | None]:
+    """What each engine says it is, asked for inside its container where it has one."""
+    found: dict[str, dict[str, Any] | None] = {}
+    for name, url in engines.items():
+        if container := inside.get(name):
+            report = containers.server_info(container)
+            found[name] = identity(report) if report else None
+        else:
+            found[name] = engine_identity(url)
+    return found
 
 
 def has_metrics(api: Api, path: str) -> bool:

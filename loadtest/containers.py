@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 from loadtest.plain import mapping, sequence
@@ -14,9 +16,13 @@ ENGINE_PORT = 30000
 
 @dataclass(frozen=True)
 class Stack:
-    """Base URL of each engine by role, and the image they run."""
+    """Base URL and container of each engine by role, and the image they run.
+
+    The host cannot reach the engines of our own compose files: what they say of themselves is asked for inside.
+    """
 
     engines: dict[str, str] = field(default_factory=dict[str, str])
+    containers: dict[str, str] = field(default_factory=dict[str, str])
     image: str | None = None
 
 
@@ -33,6 +39,7 @@ def find_stack(url: str) -> Stack:
     try:
         containers = client.container.list(filters={"label": "com.docker.compose.project"})
         projects: dict[str, dict[str, str]] = {}
+        members: dict[str, dict[str, str]] = {}
         published: str | None = None
         image: str | None = None
         for container in containers:
@@ -47,6 +54,22 @@ def find_stack(url: str) -> Stack:
             )
             if address and service.startswith(ROLES):
                 projects.setdefault(project, {})[service] = f"http://{address}:{ENGINE_PORT}"
+                members.setdefault(project, {})[service] = container.id
     except (DockerException, NoSuchContainer, OSError):
         return Stack()
-    return Stack(projects.get(published or "", {}), image)
+    return Stack(projects.get(published or "", {}), members.get(published or "", {}), image)
+
+
+def server_info(container: str) -> dict[str, Any] | None:
+    """`/server_info` of the engine in a container; None when it does not answer."""
+    from python_on_whales import DockerClient
+    from python_on_whales.exceptions import DockerException
+
+    fetch = (
+        "import urllib.request as r; print(r.urlopen('http://127.0.0.1:%d/server_info', timeout=20).read().decode())"
+    )
+    try:
+        answer = DockerClient().container.execute(container, ["python", "-c", fetch % ENGINE_PORT])
+        return mapping(json.loads(str(answer)))
+    except (DockerException, ValueError):
+        return None
