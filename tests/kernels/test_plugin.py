@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from sm120_kernels.kv_layout import page_bytes
-from sm120_kernels.plugin import hooks
+from sm120_kernels.plugin import adapters, hooks
 from sm120_kernels.plugin.table import ALIASES, HOOKS, Hook, enabled
 
 pytest.importorskip("sglang")
@@ -159,6 +159,23 @@ def test_topk_through_the_hook_takes_the_best_tokens(monkeypatch: pytest.MonkeyP
         function(hook)(scores, lengths, table, ours, 64, *plan, raw_ours)
         assert torch.equal(ours.sort(dim=1).values, theirs.sort(dim=1).values)
         assert torch.equal(raw_ours.sort(dim=1).values, raw_theirs.sort(dim=1).values)
+
+
+def test_checking_topk_leaves_what_ours_wrote_as_it_is() -> None:
+    lengths, scores = torch.tensor([600], dtype=torch.int32), torch.randn(1, 640)
+    table = torch.arange(10, dtype=torch.int32).reshape(1, 10)
+
+    def upstream(scores, lengths, table, out, page_size, *rest):
+        out.copy_(ours.flip(1))
+        rest[-1].fill_(-9)
+
+    for adapter, plan in ((adapters.TopkIndices(()), ()), (adapters.TopkIndicesV2(()), (None,))):
+        ours, raw = (torch.empty(1, 512, dtype=torch.int32) for _ in range(2))
+        given = (scores, lengths, table, ours, 64, *plan, raw)
+        adapter.run(*given)
+        before = ours.clone(), raw.clone()
+        assert adapter.error(upstream, None, *given) == 0
+        assert torch.equal(ours, before[0]) and torch.equal(raw, before[1])
 
 
 def cache_of(pages: int, page: int, generator: torch.Generator) -> torch.Tensor:

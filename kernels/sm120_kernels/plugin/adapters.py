@@ -127,6 +127,9 @@ class IndexerLogits:
 class TopkIndices:
     """`topk_transform_paged`."""
 
+    # Places of the arguments that are written: out_page_indices, out_raw_indices.
+    written = (3, 5)
+
     def __init__(self, active: tuple[Hook, ...]) -> None:
         pass
 
@@ -146,21 +149,23 @@ class TopkIndices:
 
     def error(self, upstream: Callable[..., Any], result: Any, *args: Any, **kwargs: Any) -> float:
         ours = args[3] if len(args) > 3 else kwargs["out_page_indices"]
-        theirs = torch.empty_like(ours)
-        if len(args) > 3:
-            args = (*args[:3], theirs, *args[4:])
-        else:
-            kwargs = {**kwargs, "out_page_indices": theirs}
-        raw = kwargs.get("out_raw_indices")
-        if raw is not None:
-            kwargs = {**kwargs, "out_raw_indices": torch.empty_like(raw)}
-        upstream(*args, **kwargs)
+        # SGLang's own run must not write over what ours wrote.
+        own = list(args)
+        for place, name in zip(self.written, ("out_page_indices", "out_raw_indices"), strict=True):
+            if place < len(own) and own[place] is not None:
+                own[place] = torch.empty_like(own[place])
+            elif kwargs.get(name) is not None:
+                kwargs[name] = torch.empty_like(kwargs[name])
+        theirs = own[3] if len(own) > 3 else kwargs["out_page_indices"]
+        upstream(*own, **kwargs)
         # Which of equal scores is taken may differ; the share of slots that do is the error.
         return float((ours.sort(dim=1).values != theirs.sort(dim=1).values).double().mean())
 
 
 class TopkIndicesV2(TopkIndices):
     """`topk_transform_paged_v2`: the same with a routing plan, which ours does not need."""
+
+    written = (3, 6)
 
     def run(
         self,
