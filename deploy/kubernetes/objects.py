@@ -26,6 +26,17 @@ from deploy.spec.profiles import ROUTER
 PAIR = "pair"
 CHANGE_CAUSE = "kubernetes.io/change-cause"
 ROUTERS = 2
+LIMITS = "no limit of processors: throttling costs latency"
+# What a policy scan objects to, and why it stays (checkov.io, suppressing policies).
+ENGINE_EXCEPTIONS = {
+    "CKV_K8S_8": "a stuck engine is ended by its own watchdog, and restarting one that is only slow costs minutes",
+    "CKV_K8S_11": f"{LIMITS}; the device-plugin component sets one, for whole processors",
+    "CKV_K8S_25": "SYS_NICE opens set_mempolicy in the seccomp profile; the processes are not root and do not hold it",
+}
+ROUTER_EXCEPTIONS = {
+    "CKV_K8S_11": LIMITS,
+    "CKV_K8S_38": "service discovery asks Kubernetes for pods, which is all that its role allows",
+}
 ENGINE_COMPONENTS = ("prefill", "decode", "engine")
 
 
@@ -68,7 +79,7 @@ def pairs(roles: Sequence[Role], cluster: Cluster) -> list[Any]:
                     cluster,
                     annotations={
                         "leaderworkerset.sigs.k8s.io/exclusive-topology": exclusive,
-                        CHANGE_CAUSE: cluster.change,
+                        **_annotations(cluster, ENGINE_EXCEPTIONS),
                     },
                 ),
                 "spec": {
@@ -108,7 +119,9 @@ def engines(roles: Sequence[Role], cluster: Cluster) -> list[Any]:
             {
                 "apiVersion": "apps/v1",
                 "kind": "Deployment",
-                "metadata": metadata(role.name, cluster, component(role), annotations={CHANGE_CAUSE: cluster.change}),
+                "metadata": metadata(
+                    role.name, cluster, component(role), annotations=_annotations(cluster, ENGINE_EXCEPTIONS)
+                ),
                 "spec": {
                     "replicas": Because(cluster.replicas, "One a host."),
                     "selector": {"matchLabels": labels(role)},
@@ -160,7 +173,7 @@ def router(role: Role, engine_roles: Sequence[Role], cluster: Cluster) -> list[A
         {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
-            "metadata": metadata(ROUTER, cluster, ROUTER, annotations={CHANGE_CAUSE: cluster.change}),
+            "metadata": metadata(ROUTER, cluster, ROUTER, annotations=_annotations(cluster, ROUTER_EXCEPTIONS)),
             "spec": {
                 "replicas": Because(ROUTERS, "Each knows all engines; one may go with its host."),
                 "selector": {"matchLabels": labels(role)},
@@ -288,6 +301,13 @@ def verify(model: ModelLock | None, cluster: Cluster) -> list[Any]:
             },
         }
     ]
+
+
+def _annotations(cluster: Cluster, exceptions: Mapping[str, str]) -> dict[str, str]:
+    found = {CHANGE_CAUSE: cluster.change}
+    for number, (check, reason) in enumerate(exceptions.items(), 1):
+        found[f"checkov.io/skip{number}"] = f"{check}={reason}"
+    return found
 
 
 def _policy(name: str, cluster: Cluster, spec: dict[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-from conftest import templates
 from lightkube.models.apps_v1 import Deployment
 from lightkube.models.core_v1 import Container, PodSpec, Service
 from lightkube.models.meta_v1 import LabelSelector
 from lightkube.models.networking_v1 import NetworkPolicy
 from lightkube.models.policy_v1 import PodDisruptionBudget
 from lightkube.models.resource_v1 import ResourceClaimTemplate
+from rendering import templates
 
 TYPES = {
     "Deployment": Deployment,

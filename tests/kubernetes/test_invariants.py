@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import FLEETS, overlays, rendered
 from engine_runtime import launch
 from interpreter import Pod, World, matches
+from rendering import FLEETS, overlays, rendered
 
 ENGINES = ("prefill", "decode", "engine", "engine-2")
 FOREIGN = {"app.kubernetes.io/name": "something-else"}

@@ -10,9 +10,9 @@ import kubernetes_validate.utils
 import pytest
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
-from conftest import overlays, rendered, templates
 from lws import LeaderWorkerSet
 from pydantic import ValidationError
+from rendering import overlays, rendered, templates
 
 LATEST = [*dict.fromkeys(kubernetes_validate.utils.all_versions())][-3:]
 # Each check would read megabytes of definitions anew.

@@ -144,14 +144,14 @@ def test_other_code_or_arguments_make_other_peers() -> None:
 
 def test_a_service_that_no_manifest_is_written_for_is_refused_by_name() -> None:
     spec_file, config = compose("pd")
-    more = {**config, "services": {**config["services"], "namespaces": {}}}
+    more: dict[str, Any] = {**config, "services": {**config["services"], "namespaces": {}}}
     with pytest.raises(DeployError, match="namespaces"):
         read_roles(more, spec_file.spec)
 
 
 def test_a_container_with_more_rights_than_the_manifests_give_is_refused() -> None:
     spec_file, config = compose("pd")
-    services = {**config["services"], "decode": {**config["services"]["decode"], "cap_drop": []}}
+    services: dict[str, Any] = {**config["services"], "decode": {**config["services"]["decode"], "cap_drop": []}}
     with pytest.raises(DeployError, match="decode more rights"):
         read_roles({"services": services}, spec_file.spec)
 

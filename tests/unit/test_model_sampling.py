@@ -38,7 +38,7 @@ def test_the_locked_folder_passes(folder: Path, tmp_path: Path) -> None:
 def test_a_missing_shard_stops_it_even_if_no_model_is_locked(folder: Path, tmp_path: Path, without_list: bool) -> None:
     shard = next(folder.glob("*.safetensors"))
     (folder / sampling.INDEX).write_text(json.dumps({"weight_map": {"a": shard.name}}))
-    manifest = {"file": []} if without_list else listed(folder)
+    manifest: dict[str, object] = {"file": []} if without_list else listed(folder)
     assert run(manifest, folder, tmp_path)[0] == 0
     shard.unlink()
     code, text = run(manifest, folder, tmp_path)
