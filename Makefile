@@ -68,7 +68,7 @@ clean:  ## remove the tool environment and caches as well (after `make down`)
 
 .PHONY: test
 test: .venv/.synced /usr/bin/patch  ## lint, lock and tests: unit, kernels, patches, Docker end to end; starts what it needs and stops it again
-	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint lock-check test-unit test-kernels test-patches test-docker SELECT=
+	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint lock-check test-unit test-kubernetes test-kernels test-patches test-docker SELECT=
 
 .PHONY: lock-check
 lock-check: .venv/.synced  ## does deploy.lock agree with the repository and deploy.toml? (`deploy lock` mends it)
@@ -100,6 +100,20 @@ test-docker: .venv/.synced $(PROGRAMS)/docker-registry $(PROGRAMS)/cosign  ## th
 test-quiet: .venv/.synced $(PROGRAMS)/docker-registry  ## what measures the real stack; needs a running Docker engine, 35 GB of disk and a machine that does nothing else
 	$(DEPLOY) build
 	.venv/bin/pytest -m quiet tests/docker
+
+# The schemas are large and checkov wants older packages than ours, so both have environments of their own.
+.cache/kubernetes/.synced: $(UV) pyproject.toml uv.lock
+	@UV_PROJECT_ENVIRONMENT=.cache/kubernetes $(UV) sync --frozen --quiet --no-default-groups --group kubernetes --python $(PYTHON)
+	@touch $@
+
+.cache/checkov/.synced: $(UV) tests/kubernetes/requirements-checkov.txt
+	@$(UV) venv --quiet --clear --python $(PYTHON) .cache/checkov
+	@$(UV) pip install --quiet --require-hashes --python .cache/checkov --requirements tests/kubernetes/requirements-checkov.txt
+	@touch $@
+
+.PHONY: test-kubernetes
+test-kubernetes: .cache/kubernetes/.synced .cache/checkov/.synced $(PROGRAMS)/kustomize  ## manifests against schemas, a policy scan and what they mean; no cluster needed
+	.cache/kubernetes/bin/pytest tests/kubernetes
 
 # Against the engine's own torch and Triton: in the image, without network and GPU.
 .cache/test-packages/.synced: $(UV) uv.lock

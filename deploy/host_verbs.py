@@ -1,7 +1,7 @@
 """The verbs that look at the host: `doctor`, `init`, `report`. `cli.py` mounts them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -19,7 +19,7 @@ from deploy.command_line import (
 )
 from deploy.doctor.checks.common import find_gpu, wants_gpus
 from deploy.doctor.finding import Needs, Severity, needs_of
-from deploy.doctor.render import to_json, to_script, to_text
+from deploy.doctor.render import json_of, script_of, text_of, to_json, to_script, to_text
 from deploy.doctor.run import all_checks, run_checks
 from deploy.errors import DeployError
 from deploy.host.errors import HostError
@@ -31,6 +31,7 @@ from deploy.host.report import save as save_report
 from deploy.image.build import IMAGE_BYTES
 from deploy.image.inputs import image_tag
 from deploy.init.verb import init
+from deploy.lock.model import read_lock
 from deploy.report.verb import report
 from deploy.spec.load import load
 from deploy.stack.state import State
@@ -59,6 +60,8 @@ LimitOption = Annotated[
         "deploy doctor --fix-script > fix.sh    every command that mends something; read it, then run it",
         "deploy doctor --save host.json         keep what was seen ...",
         "deploy doctor --host-report host.json  ... and look at it on another machine",
+        "deploy doctor --kubernetes             what the cluster of the current kubeconfig lacks",
+        "deploy doctor --kubernetes --nodes nodes.json   ... or one that `kubectl get nodes -o json` printed",
     )
     + "\n\n\b\nExit code 3 if an error is among the findings, 0 if none is.",
 )
@@ -74,8 +77,27 @@ def doctor_verb(
         Severity, typer.Option("--least", help="Show only what is at least this severe, and not what was not seen.")
     ] = Severity.NOTE,
     limit: LimitOption = LIMIT_SECONDS,
+    kubernetes: Annotated[bool, typer.Option("--kubernetes", help="Look at a cluster instead of this host.")] = False,
+    nodes: Annotated[
+        Path | None, typer.Option("--nodes", metavar="FILE", help="The cluster in what kubectl printed before.")
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None, typer.Option("--kubeconfig", metavar="FILE", help="For kubectl.", show_default="kubectl's own")
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option("--context", metavar="NAME", help="For kubectl.", show_default="the current one")
+    ] = None,
 ) -> None:
-    """Find out what is wrong with this host, why it matters and which command mends it. Changes nothing."""
+    """Find out what is wrong with this host, why it matters and which command mends it. Changes nothing.
+
+    With --kubernetes the same about a cluster (docs/kubernetes.md).
+    """
+    if kubernetes:
+        if active or saved or save_to:
+            raise typer.BadParameter("a cluster is neither tested nor saved", param_hint="--kubernetes")
+        _cluster(spec, profile, nodes, kubeconfig, context, as_json=as_json, fix_script=fix_script, least=least)
+    if nodes or kubeconfig or context:
+        raise typer.BadParameter("it goes with --kubernetes", param_hint="--nodes, --kubeconfig, --context")
     if active and saved:
         raise typer.BadParameter("a saved report cannot be tested; it keeps the results of its own --probe")
     needs = _needs(spec, profile)
@@ -141,6 +163,40 @@ def report_verb(
         needs = Needs()
     seen = _host(saved, limit, needs)
     typer.echo(report(ROOT, spec, State(state), seen, needs, output))
+
+
+def _cluster(
+    spec: Path,
+    profile: ProfileName | None,
+    nodes: Path | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    *,
+    as_json: bool,
+    fix_script: bool,
+    least: Severity,
+) -> NoReturn:
+    """The same for a cluster."""
+    from deploy.doctor import cluster as checks
+    from deploy.host import probe_cluster
+    from deploy.kubernetes.needs import cluster_needs, look_up_image
+
+    spec_file = load(spec, profile.value if profile else None)
+    lock = read_lock(ROOT)
+    needs = cluster_needs(spec_file, lock)
+    if nodes:
+        seen = probe_cluster.read_saved(nodes)
+    else:
+        machine = LocalMachine(probe_cluster.LIMIT_SECONDS)
+        seen = look_up_image(probe_cluster.probe_cluster(machine, kubeconfig, context), spec_file, lock)
+    findings, number = checks.run_checks(seen, needs), len(checks.CHECKS)
+    if as_json:
+        typer.echo(json_of({"cluster": seen.name}, seen.taken_at, findings, seen.unseen, number))
+    elif fix_script:
+        typer.echo(script_of(seen.name, seen.taken_at, findings))
+    else:
+        Console(highlight=False).print(text_of(checks.headline(seen), findings, seen.unseen, number, least))
+    raise typer.Exit(ERRORS_FOUND if any(finding.severity == Severity.ERROR for finding in findings) else 0)
 
 
 def _needs(spec: Path, profile: ProfileName | None) -> Needs:

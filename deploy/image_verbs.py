@@ -1,4 +1,4 @@
-"""The verbs about the engine image as a thing to hand on: `push`, `pull`, `export`, `import`, `sbom`.
+"""The verbs about the engine image as a thing to hand on: `push`, `pull`, `import`, `sbom`.
 
 `cli.py` mounts them.
 """
@@ -20,7 +20,7 @@ from deploy.image.inputs import read_inputs
 from deploy.image.registry import Client, parse_registry
 from deploy.image.sbom import attach, make_sbom
 from deploy.image.signature import sign
-from deploy.image.transfer import Pulled, export, import_archive, pull, push, tag_of
+from deploy.image.transfer import Pulled, import_archive, pull, push
 from deploy.lock.document import FILE_NAME
 from deploy.lock.model import ImageLock, Lock, read_lock, write_lock
 from deploy.spec.load import load
@@ -65,7 +65,7 @@ def push_verb(
     Its bill of materials goes beside it, and a signature if there is a key. deploy.lock then has the digests by which
     the registry holds the image and each layer.
     """
-    lock, image = _locked_image()
+    lock, image = locked_image()
     require_docker(probe.docker_facts(), cdi=False)
     with _client(to, spec, certificates) as client, render.transfer(err) as progress:
         pushed = push(image, client, progress=progress)
@@ -100,27 +100,10 @@ def pull_verb(
 
     What arrived before a cut or Ctrl-C is kept; the same command goes on from there.
     """
-    _, image = _locked_image()
+    _, image = locked_image()
     require_docker(probe.docker_facts(), cdi=False)
     with _client(source, spec, certificates) as client, render.transfer(err) as progress:
         _show(pull(image, client, progress=progress), as_json)
-
-
-@app.command("export", epilog=examples("deploy export image.tar", "deploy export /mnt/usb/image.tar"))
-def export_verb(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to write.")],
-    as_json: JsonOption = False,
-) -> None:
-    """Write the locked image into one file (an OCI archive) for hosts without network."""
-    _, image = _locked_image()
-    require_docker(probe.docker_facts(), cdi=False)
-    with render.transfer(err) as progress:
-        manifest = export(image, file, progress=progress)
-    size = file.stat().st_size
-    if as_json:
-        print_json({"file": str(file), "size": size, "manifest": manifest.digest, "image": image.id})
-    else:
-        out.print(f"{file}  {tag_of(image)}  {size / 1e9:.1f} GB", soft_wrap=True)
 
 
 @app.command("import", epilog=examples("deploy import /mnt/usb/image.tar"))
@@ -129,7 +112,7 @@ def import_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Bring the locked image from a file to this host. An archive that is cut, damaged or another image is refused."""
-    _, image = _locked_image()
+    _, image = locked_image()
     require_docker(probe.docker_facts(), cdi=False)
     with render.transfer(err) as progress:
         _show(import_archive(image, file, progress=progress), as_json)
@@ -150,7 +133,7 @@ def _show(pulled: Pulled, as_json: bool) -> None:
     err.print(f"{pulled.layers} layers, {pulled.size / 1e6:,.1f} MB came; the others were here")
 
 
-def _locked_image() -> tuple[Lock, ImageLock]:
+def locked_image() -> tuple[Lock, ImageLock]:
     """deploy.lock and its image, if it is the one that the repository's files decide."""
     lock = read_lock(ROOT)
     inputs = read_inputs(ROOT)

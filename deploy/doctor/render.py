@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.doctor.finding import Finding, Severity
-from deploy.host.report import HostReport
+from deploy.host.report import HostReport, Unseen
 
 JSON_VERSION = 1
 _MARK = {Severity.ERROR: ("✗", "bold red"), Severity.WARNING: ("!", "bold yellow"), Severity.NOTE: ("i", "bold cyan")}
@@ -42,8 +42,19 @@ def to_text(
     Args:
         least: leave out what is less severe, and, unless it is the lowest, what could not be seen.
     """
+    return text_of(headline(report), findings, report.unseen, checks, least)
+
+
+def text_of(
+    head: str, findings: Sequence[Finding], not_seen: Sequence[Unseen], checks: int, least: Severity
+) -> RenderableType:
+    """As `to_text`, of anything that was looked at.
+
+    Args:
+        head: what it is, in one line.
+    """
     shown = [finding for finding in findings if finding.severity.rank <= least.rank]
-    parts: list[RenderableType] = [Text(headline(report), style="bold")]
+    parts: list[RenderableType] = [Text(head, style="bold")]
     if shown:
         parts.append(Text())
     for group in dict.fromkeys(finding.group for finding in shown):
@@ -51,9 +62,9 @@ def to_text(
         for finding in shown:
             if finding.group == group:
                 parts.append(Padding(_block(finding), (0, 0, 1, 2)))
-    if report.unseen and least == Severity.NOTE:
+    if not_seen and least == Severity.NOTE:
         parts.append(Text("Not seen", style="underline"))
-        for unseen in report.unseen:
+        for unseen in not_seen:
             how = f" ({unseen.how})" if unseen.how else ""
             parts.append(Padding(Text(f"{unseen.what}: {unseen.why}{how}", style="dim"), (0, 0, 0, 2)))
         parts.append(Text())
@@ -82,22 +93,38 @@ def _block(finding: Finding) -> RenderableType:
 
 def to_json(report: HostReport, findings: Sequence[Finding], checks: int) -> str:
     """Findings for programs; stable keys, `schema_version` changes when they do."""
+    return json_of({"host": report.system.hostname}, report.taken_at, findings, report.unseen, checks)
+
+
+def json_of(
+    subject: dict[str, str], taken_at: str, findings: Sequence[Finding], not_seen: Sequence[Unseen], checks: int
+) -> str:
+    """As `to_json`, of anything that was looked at.
+
+    Args:
+        subject: what it is, by the key that says so.
+    """
     document = {
         "schema_version": JSON_VERSION,
-        "host": report.system.hostname,
-        "taken_at": report.taken_at,
+        **subject,
+        "taken_at": taken_at,
         "checks": checks,
         "findings": [finding.model_dump(mode="json") for finding in findings],
-        "unseen": [unseen.model_dump(mode="json") for unseen in report.unseen],
+        "unseen": [unseen.model_dump(mode="json") for unseen in not_seen],
     }
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
 def to_script(report: HostReport, findings: Sequence[Finding]) -> str:
     """A shell script of every command that mends something; a reboot stands at its end, commented out."""
+    return script_of(report.system.hostname, report.taken_at, findings)
+
+
+def script_of(subject: str, taken_at: str, findings: Sequence[Finding]) -> str:
+    """As `to_script`, of anything that was looked at."""
     lines = [
         "#!/bin/sh",
-        f"# Proposed by deploy doctor for {_comment(report.system.hostname)}, {report.taken_at}.",
+        f"# Proposed by deploy doctor for {_comment(subject)}, {taken_at}.",
         "# Read it before you run it.",
         "set -eu",
     ]

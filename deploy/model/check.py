@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from deploy.lock.document import replace_text
 from deploy.lock.model import LockedFile, ModelLock
-from deploy.model.hashing import Progress, folder_files, hash_files, sample
+from deploy.model.hashing import Progress, folder_files, hash_files
+from deploy.model.sampling import sample
 
 # A file that was touched is hashed anew at once up to this size; that takes a fraction of a second.
 SMALL_BYTES = 64 << 20

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from deploy.errors import DeployError
 from deploy.lock.model import LockedFile, ModelLock
+from deploy.model.sampling import sample
 from deploy.reading import chunks
 
-BLOCK_BYTES = 1 << 16
-BLOCKS = 16
 # While one thread waits for the disk another computes.
 WORKERS_PER_PROCESSOR = 2
 
@@ -21,25 +20,6 @@ Progress = Callable[[int, int], None]
 
 def _quiet(done: int, total: int) -> None:
     pass
-
-
-def sample(path: Path) -> str:
-    """Hash a file's size and BLOCKS blocks of it at even distances, the first and the last among them.
-
-    A file that is cut, mixed up with another or only partly written shows; one flipped byte elsewhere does not.
-
-    Returns:
-        sha256, 64 hexadecimal digits.
-    """
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        digest.update(str(size).encode())
-        last = max(size - BLOCK_BYTES, 0)
-        for offset in sorted({last * block // (BLOCKS - 1) for block in range(BLOCKS)}):
-            file.seek(offset)
-            digest.update(file.read(BLOCK_BYTES))
-    return digest.hexdigest()
 
 
 def hash_files(paths: Iterable[Path], progress: Progress = _quiet, workers: int | None = None) -> dict[Path, str]:

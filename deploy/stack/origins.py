@@ -51,7 +51,7 @@ def settings(config: Mapping[str, Any], files: Iterable[Path], variables: Iterab
         for name, value in sorted(environment.items()):
             place = _place(service, name, raw)
             origin = _origin(*place, known) if place else "unknown"
-            found.append(Setting(service, "environment", name, "" if value is None else _unescaped(str(value)), origin))
+            found.append(Setting(service, "environment", name, "" if value is None else unescaped(str(value)), origin))
     return found
 
 
@@ -82,7 +82,7 @@ def _arguments(
         if isinstance(node := services.get(service, {}).get("command"), yaml.SequenceNode):
             file, nodes = name, node.value
     raw_command: list[str] = effective.get("command") or []
-    command = [_unescaped(item) for item in raw_command]
+    command = [unescaped(item) for item in raw_command]
     found = [
         Setting(service, "argument", "", value, _origin(file, node, known))
         for value, node in zip(command, nodes, strict=True)
@@ -103,7 +103,7 @@ def _extra(
     line = f"{file}:{node.start_mark.line + 1}"
     found: list[tuple[str, str]] = []
     try:
-        values = shlex.split(_unescaped(str(environment.get("EXTRA_ARGUMENTS") or "")))
+        values = shlex.split(unescaped(str(environment.get("EXTRA_ARGUMENTS") or "")))
         for word in str(node.value).split():
             variable = _WORD.fullmatch(word)
             person = known.get(variable[1]) if variable else None
@@ -138,7 +138,7 @@ def _origin(file: str, node: yaml.Node, known: Mapping[str, Variable]) -> str:
     return f"{place} default" if names else place
 
 
-def _unescaped(value: str) -> str:
+def unescaped(value: str) -> str:
     """Undo the doubling of $ with which Compose prints a value that it would read back."""
     return value.replace("$$", "$")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deploy.lock.model import LockedRole
-from deploy.stack.origins import LAUNCHER_ADDS
+from deploy.stack.origins import LAUNCHER_ADDS, unescaped
 
 
 def locked_roles(config: Mapping[str, Any]) -> dict[str, LockedRole]:
@@ -15,9 +15,9 @@ def locked_roles(config: Mapping[str, Any]) -> dict[str, LockedRole]:
     found: dict[str, LockedRole] = {}
     services: dict[str, Any] = config["services"]
     for service, effective in services.items():
-        command = [_unescaped(item) for item in effective.get("command") or ()]
+        command = [unescaped(item) for item in effective.get("command") or ()]
         variables: dict[str, Any] = effective.get("environment") or {}
-        environment = {name: "" if value is None else _unescaped(str(value)) for name, value in variables.items()}
+        environment = {name: "" if value is None else unescaped(str(value)) for name, value in variables.items()}
         found[service] = locked_role(service, command, environment)
     return found
 
@@ -41,8 +41,3 @@ def _split(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError:  # the launcher refuses it; here it is only shown
         return [text]
-
-
-def _unescaped(value: str) -> str:
-    """Undo the doubling of $ with which Compose prints a value that it would read back."""
-    return value.replace("$$", "$")

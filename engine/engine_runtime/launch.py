@@ -24,6 +24,7 @@ ENGINE_ROLES = ("prefill", "decode", "engine")
 ROLES = (*ENGINE_ROLES, "router")
 API_KEY_FILE = Path("/run/secrets/api_key")
 ADMIN_KEY_FILE = Path("/run/secrets/admin_key")
+NUMA_NODES_FROM = "NUMA_NODES_FROM"
 SECRET_ARGUMENTS = ("--api-key", "--admin-api-key", "--control-plane-api-keys")
 
 
@@ -36,10 +37,13 @@ def arguments(command: Sequence[str], environment: Mapping[str, str]) -> tuple[s
 
     Args:
         command: Everything after the module's name.
-        environment: EXTRA_ARGUMENTS in it is split like a shell would and put last, where it wins.
+        environment: EXTRA_ARGUMENTS in it is split like a shell would and put last, where it wins. With
+            NUMA_NODES_FROM=driver `--numa-node` is left out, and SGLang asks the driver where each GPU hangs: for
+            whoever chooses the GPUs of a container without knowing its arguments (Kubernetes' device plugin).
 
     Raises:
-        UsageError: No role, an unknown one, a secret on the command line, or unbalanced quotes in EXTRA_ARGUMENTS.
+        UsageError: No role, an unknown one, a secret on the command line, unbalanced quotes in EXTRA_ARGUMENTS, or
+            another source of NUMA nodes.
     """
     if not command or command[0] not in ROLES:
         raise UsageError(f"expected one of {', '.join(ROLES)} as first argument, got {' '.join(command[:1]) or 'none'}")
@@ -51,9 +55,26 @@ def arguments(command: Sequence[str], environment: Mapping[str, str]) -> tuple[s
     for argument in rest:
         if argument.split("=")[0] in SECRET_ARGUMENTS:
             raise UsageError("keys on the command line show in `docker inspect`; put the key into the secret file")
+    source = environment.get(NUMA_NODES_FROM, "arguments")
+    if source not in ("arguments", "driver"):
+        raise UsageError(f"{NUMA_NODES_FROM} is arguments or driver, not {source}")
+    if source == "driver":
+        rest = without_option(rest, "--numa-node")
     if role in ("prefill", "decode"):
         rest.append(f"--disaggregation-mode={role}")
     return role, rest
+
+
+def without_option(arguments: Sequence[str], option: str) -> list[str]:
+    """Arguments without an option and its values, however often it is there."""
+    kept: list[str] = []
+    inside = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            inside = argument.partition("=")[0] == option
+        if not inside:
+            kept.append(argument)
+    return kept
 
 
 def read_key(path: Path) -> str | None:

@@ -140,3 +140,12 @@ def test_without_an_admin_key_the_admin_routes_get_one_that_nobody_knows(router:
         keys.add(router.started.control_plane_api_keys[0][2])
     assert len(keys) == 2
     assert all(len(key) > 30 for key in keys)
+
+
+def test_numa_nodes_from_the_driver_leave_out_the_nodes_that_arguments_name_and_nothing_else() -> None:
+    command = ["engine", "--tp-size=2", "--numa-node", "0", "0", "--port=1"]
+    given = {"NUMA_NODES_FROM": "driver", "EXTRA_ARGUMENTS": "--numa-node 1 1 --a b --numa-node=1"}
+    assert launch.arguments(command, given) == ("engine", ["--tp-size=2", "--port=1", "--a", "b"])
+    assert launch.arguments(command, {"NUMA_NODES_FROM": "arguments"})[1] == command[1:]
+    with pytest.raises(launch.UsageError, match="arguments or driver"):
+        launch.arguments(command, {"NUMA_NODES_FROM": "drivers"})

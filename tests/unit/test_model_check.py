@@ -6,7 +6,8 @@ import pytest
 from deploy.lock.model import ModelLock
 from deploy.model import check
 from deploy.model.check import FileDrift, check_folder
-from deploy.model.hashing import BLOCK_BYTES, lock_folder
+from deploy.model.hashing import lock_folder
+from deploy.model.sampling import BLOCK_BYTES
 
 BIG = 40 * 16 * BLOCK_BYTES
 

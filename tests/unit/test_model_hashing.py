@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.errors import DeployError
-from deploy.model.hashing import BLOCK_BYTES, BLOCKS, folder_files, hash_files, lock_folder, sample
+from deploy.model.hashing import folder_files, hash_files, lock_folder
+from deploy.model.sampling import BLOCK_BYTES, BLOCKS, sample
 from deploy.reading import CHUNK_BYTES
 
 

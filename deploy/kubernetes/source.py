@@ -1,0 +1,142 @@
+"""What an export is made from: deploy.toml, deploy.lock and the compose files, held against each other first."""
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from python_on_whales.exceptions import DockerException
+
+from deploy.errors import DeployError
+from deploy.host.docker_facts import INSTALL
+from deploy.host.errors import HostError
+from deploy.image.inputs import read_inputs
+from deploy.image.registry import parse_registry
+from deploy.kubernetes.cluster import MODEL_FOLDER, Cluster
+from deploy.kubernetes.export import change_of, model_key, peers_key
+from deploy.kubernetes.roles import Role, read_roles
+from deploy.lock.model import Lock, ModelLock, read_lock
+from deploy.spec.load import SpecFile
+from deploy.spec.profiles import ROUTER
+from deploy.stack.compose import stack_of, words
+from deploy.stack.environment import Facts, variables
+from deploy.stack.preview import preview, require_known_variables
+from deploy.stack.roles import locked_roles
+
+BY_DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line says; None where deploy.toml or a default decides.
+
+    Attributes:
+        folder: that will hold the manifests, for what has changed since the export before.
+    """
+
+    folder: Path
+    namespace: str
+    replicas: int
+    image: str | None = None
+    model_folder: str | None = None
+    draft_folder: str | None = None
+
+
+def prepare(root: Path, spec_file: SpecFile, wishes: Wishes) -> tuple[dict[str, Role], Cluster, Lock]:
+    """Read everything that the manifests follow from.
+
+    Args:
+        root: the checkout.
+
+    Raises:
+        DeployError: deploy.lock is behind, the image is in no registry, or a folder is not an absolute path.
+        HostError: there is no docker compose to ask.
+    """
+    spec, lock = spec_file.spec, read_lock(root)
+    roles = _roles(root, spec_file, lock)
+    image = _image(root, spec_file, lock, wishes.image)
+    engines = [role for name, role in roles.items() if name != ROUTER]
+    draft = _absolute("draft", wishes.draft_folder or spec.engine.draft_path)
+    cpu = spec.profile == "cpu"
+    cluster = Cluster(
+        profile=spec.profile,
+        namespace=wishes.namespace,
+        replicas=wishes.replicas,
+        image=image,
+        model_folder=_absolute("model", wishes.model_folder)
+        or (spec.model.path if Path(spec.model.path).is_absolute() and not cpu else MODEL_FOLDER),
+        model=model_key(served_model(spec_file, lock)),
+        peers=peers_key(image, engines),
+        change=change_of(wishes.folder, lock),
+        draft_folder=draft or None,
+    )
+    return roles, cluster, lock
+
+
+def served_model(spec_file: SpecFile, lock: Lock) -> ModelLock | None:
+    """The model that the engines serve, None if none is locked."""
+    return lock.tiny_model if spec_file.spec.profile == "cpu" else lock.model
+
+
+def _roles(root: Path, spec_file: SpecFile, lock: Lock) -> dict[str, Role]:
+    """Each container as Compose has it, which must be what is locked."""
+    if not shutil.which("docker"):
+        raise HostError("there is no docker compose", "it says what the compose files come to", INSTALL)
+    spec = spec_file.spec
+    stack = stack_of(root, Path(os.devnull), spec)
+    lines = variables(spec_file, Facts(image="", model=Path("/model"), api_key_file=None, limits={}))
+    require_known_variables(spec_file, stack.files, lines)
+    try:
+        config, _ = preview(stack, lines)
+    except DockerException as error:
+        raise DeployError(
+            "the compose files cannot be read", words(error), "restore them from git, or correct what it names"
+        ) from error
+    roles = read_roles(config, spec)
+    found, locked = locked_roles(config), lock.roles.get(spec.profile, {})
+    if differing := sorted(name for name in found | locked if found.get(name) != locked.get(name)):
+        raise DeployError(
+            "deploy.lock is behind deploy.toml and the compose files",
+            f"profile {spec.profile}: other arguments or variables for {', '.join(differing)} than it locks",
+            f'set profile = "{spec.profile}" in {spec_file.file.name} if it says another, then deploy lock',
+        )
+    return roles
+
+
+def _image(root: Path, spec_file: SpecFile, lock: Lock, named: str | None) -> str:
+    """The image by digest."""
+    if named is not None:
+        if not BY_DIGEST.fullmatch(named):
+            raise DeployError(
+                f"{named} is not an image by digest",
+                "a tag may mean another image tomorrow, and on another node today",
+                "HOST/NAME@sha256:… as `deploy push` prints it",
+            )
+        return named
+    inputs = read_inputs(root)
+    if lock.image is None or lock.image.inputs != inputs.hash:
+        raise DeployError(
+            "deploy.lock is behind the repository",
+            f"it locks the image of inputs {lock.image.inputs if lock.image else 'none'}, the files here give "
+            f"{inputs.hash}",
+            "deploy build, then deploy lock, then deploy push",
+        )
+    if not lock.image.manifest or not spec_file.spec.image.registry:
+        missing = "deploy.lock has no digest of it there" if spec_file.spec.image.registry else "none is named"
+        raise DeployError(
+            "the image is in no registry that a cluster could pull it from",
+            missing,
+            "set registry under [image] in deploy.toml, then deploy push; or name the image with --image",
+        )
+    return f"{parse_registry(spec_file.spec.image.registry).name}@{lock.image.manifest}"
+
+
+def _absolute(what: str, path: str | None) -> str:
+    if path and not Path(path).is_absolute():
+        raise DeployError(
+            f"{path} is not an absolute path",
+            "it is a folder of every node, which knows nothing of the folder that this command runs in",
+            f"--{what}-folder /absolute/path",
+        )
+    return path or ""
