@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from deploy import host_verbs, image_verbs, lock_verbs, model_verbs, patches_verbs, render
+from deploy import gap_verbs, host_verbs, image_verbs, lock_verbs, model_verbs, patches_verbs, render
 from deploy.command_line import (
     ROOT,
     SPEC,
@@ -93,6 +93,7 @@ docker_app = typer.Typer(
 app.add_typer(docker_app, name="docker")
 app.add_typer(bench, name="bench")
 app.add_typer(patches_verbs.app, name="patches")
+app.add_typer(gap_verbs.app)
 app.add_typer(host_verbs.app)
 app.add_typer(image_verbs.app)
 app.add_typer(lock_verbs.app)
