@@ -1,4 +1,4 @@
-"""A trace as the time of a step: by category, launches, idle, occupancy, top kernels; and two of them compared. Pure."""
+"""A trace as the time of a step: by category, launches, idle, occupancy, kernels; and two compared. Pure."""
 
 import re
 from collections import Counter, defaultdict

@@ -93,7 +93,7 @@ def capture(
             raise CaptureFailed(
                 f"{role} ran no {steps} steps in {seconds:.0f} s",
                 _failure(users) or "without requests there are no steps to record",
-                f"send some meanwhile: deploy profile {role} --load 4, or deploy bench beside it; or a longer --seconds",
+                f"send some meanwhile: deploy profile {role} --load 4, or deploy bench beside it; or more --seconds",
             )
         return _fetch(container, remote, files, folder, say)
     finally:
