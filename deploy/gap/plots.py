@@ -21,7 +21,8 @@ def throughput(
     setting: Setting, context: int, target: tuple[float, int] | None, measured: Sequence[Measured]
 ) -> Mapping[str, str]:
     """Ceilings against requests in flight, and against context."""
-    users = sorted({*USERS, *(m.users for m in measured), *([target[1]] if target else [])})
+    at = [target[1]] if target else []
+    users: list[int] = sorted({*USERS, *(m.users for m in measured), *at})
     over_users = [ceiling(n, context, setting) for n in users]
     points = {"measured": ([m.users for m in measured], [m.tokens_per_second for m in measured])} if measured else {}
     if target:
@@ -33,7 +34,7 @@ def throughput(
     title = f"Ceiling at context {context} (predicted)"
     contexts = {
         f"C={n}": (list(CONTEXTS), [ceiling(n, length, setting).tokens_per_second for length in CONTEXTS])
-        for n in dict.fromkeys([1, 16, 64, *([target[1]] if target else [])])
+        for n in sorted({1, 16, 64, *at})
     }
     return {
         "throughput.svg": plots.curves(title, "requests in flight (C)", "tokens/s", series, points),

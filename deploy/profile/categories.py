@@ -80,7 +80,9 @@ PATTERNS: tuple[tuple[Category, str], ...] = (
         r"|argmax|aten::|unrolled|cumsum|scan",
     ),
 )
-_COMPILED = tuple((category, re.compile(pattern, re.IGNORECASE)) for category, pattern in PATTERNS)
+_COMPILED: tuple[tuple[Category, re.Pattern[str]], ...] = tuple(
+    (category, re.compile(pattern, re.IGNORECASE)) for category, pattern in PATTERNS
+)
 
 
 @cache
@@ -115,4 +117,7 @@ def category_of(name: str) -> Category:
     """Category of a kernel or operator; "other" where no line knows it."""
     if (op := our_kernels().get(name)) is not None:
         return OPS.get(op, "other")
-    return next((category for category, pattern in _COMPILED if pattern.search(name)), "other")
+    for category, pattern in _COMPILED:
+        if pattern.search(name):
+            return category
+    return "other"

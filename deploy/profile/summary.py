@@ -238,13 +238,13 @@ def _summary(
     by_name = np.bincount(events.name, weights=seconds, minlength=size)
     counts = np.bincount(events.name, minlength=size)
     busy = min(float(seconds.sum()), whole)
-    total: Counter[str] = Counter()
-    own: Counter[str] = Counter()
+    total: defaultdict[str, float] = defaultdict(float)
+    own: defaultdict[str, float] = defaultdict(float)
     launches: Counter[str] = Counter()
     for place, category in enumerate(categories):
-        total[category] += by_name[place]
+        total[category] += float(by_name[place])
         launches[category] += int(counts[place])
-        own[category] += by_name[place] if ours[place] else 0.0
+        own[category] += float(by_name[place]) if ours[place] else 0.0
     total["idle"] = max(0.0, whole - busy)
     shares = {
         name: Share(seconds=total[name] / steps, launches=launches[name] / steps, ours=own[name] / steps)
@@ -261,7 +261,7 @@ def _summary(
             seconds=float(by_name[place]) / steps,
             launches=int(counts[place]) / steps,
         )
-        for place in np.argsort(-by_name)
+        for place in map(int, np.argsort(-by_name))
         if counts[place]
     ]
     has_blocks = on_gpu and trace.multiprocessors > 0 and bool((events.blocks > 0).any())

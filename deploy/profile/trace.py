@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import ijson
+import ijson  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 import numpy.typing as npt
 
 from deploy.errors import DeployError
+from loadtest.plain import mapping
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -186,9 +187,7 @@ def _collect(file: str, events: Iterator[Any], device: tuple[str, int], tell: Ca
         count += 1
         if tell and count % PROGRESS_EVENTS == 0:
             tell()
-        if not isinstance(event, dict):
-            continue
-        one = cast("dict[str, Any]", event)
+        one = mapping(event)
         kind = one.get("cat")
         if one.get("ph") != "X" or kind is None:
             continue
@@ -197,7 +196,7 @@ def _collect(file: str, events: Iterator[Any], device: tuple[str, int], tell: Ca
         except (KeyError, TypeError, ValueError):
             continue
         if kind in GPU_CATEGORIES:
-            arguments = one.get("args") or {}
+            arguments = mapping(one.get("args"))
             kernels.add(begin, duration, names.setdefault(name, len(names)), _whole(arguments.get("stream")))
             kernels.device.append(_whole(arguments.get("device")))
             kernels.blocks.append(_product(arguments.get("grid")))

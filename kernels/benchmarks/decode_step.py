@@ -2,6 +2,7 @@
 
     python -m benchmarks.decode_step --out benchmarks/results
     python -m benchmarks.decode_step --requests 16 --context 8192 --ways torch
+    python -m benchmarks.decode_step --requests 16 --context 8192 --ways ours --no-error --trace traces
 
 A step is one CUDA graph over all layers: 21 C4, 20 C128, 2 with a window only. Left out: the two all-reduces of a
 layer, embedding, head and sampling. "ours" is this package's ops; "torch" is torch's functions alone, with the dense
@@ -56,6 +57,7 @@ WAYS = ("torch", "ours")
 ERROR_AT = (16, 8192)
 LONGEST_MICROSECONDS = 2e6
 TARGET = RTX_PRO_6000
+TRACED_STEPS = 5
 
 
 class Model:
@@ -140,6 +142,30 @@ def graph_microseconds(call: Callable[[], object], stream: torch.cuda.Stream, re
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e3)
     return statistics.median(times)
+
+
+def record_trace(step: Step, stream: torch.cuda.Stream, folder: Path) -> Path:
+    """Record some replays of a step's graph with torch's profiler, marked as SGLang marks its steps.
+
+    The file is for `deploy profile`; the profiler slows the step down, so no time is taken from here.
+    """
+    with torch.cuda.stream(stream):
+        step.run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        step.run()
+    graph.replay()
+    torch.cuda.synchronize()
+    with torch.profiler.profile() as profile:
+        for _ in range(TRACED_STEPS):
+            with torch.profiler.record_function(f"step[DECODE bs={step.requests.count}]"):
+                graph.replay()
+        torch.cuda.synchronize()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"decode_step_{step.way}_{step.requests.count}x{step.requests.context}.trace.json.gz"
+    profile.export_chrome_trace(str(file))
+    return file
 
 
 def costs(requests: Requests, hit: list[int]) -> dict[str, Cost]:
@@ -373,6 +399,7 @@ def main() -> None:
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS))
     parser.add_argument("--layers", type=int, default=LAYERS, help="only the first so many layers")
     parser.add_argument("--no-error", action="store_true", help="leave out the comparison with float64")
+    parser.add_argument("--trace", type=Path, metavar="FOLDER", help="also write a profiler trace of each step there")
     parser.add_argument("--warm", choices=KINDS, help="only compile the kernels of one kind of layer")
     options = parser.parse_args()
     if options.warm:
@@ -411,6 +438,8 @@ def main() -> None:
                     continue
                 rows.append(row)
                 say(f"{way}, {count} x {context}: {row['microseconds'] / 1e3:.2f} ms, ratio {row['ratio']:.2f}")
+                if options.trace:
+                    say(f"wrote {record_trace(step, stream, options.trace)}")
             if (count, context) == ERROR_AT and not options.no_error:
                 for way in ways:
                     try:

@@ -118,7 +118,15 @@ def test_a_host_report_names_the_gpu(tmp_path: Path) -> None:
 
     report = tmp_path / "host.json"
     for name, known in (("NVIDIA H200", True), ("NVIDIA GeForce GTX 1080", False)):
-        save(HostReport(taken_at="", seconds=0, system=System(hostname="h", kernel="k", root=False), gpus=[Gpu(index=0, name=name)]), report)
+        save(
+            HostReport(
+                taken_at="",
+                seconds=0,
+                system=System(hostname="h", kernel="k", root=False),
+                gpus=[Gpu(index=0, name=name)],
+            ),
+            report,
+        )
         if known:
             assert "NVIDIA H200" in gap("--host-report", str(report)).splitlines()[0]
         else:
