@@ -18,7 +18,17 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from deploy import gap_verbs, host_verbs, image_verbs, lock_verbs, model_verbs, patches_verbs, profile_verbs, render
+from deploy import (
+    gap_verbs,
+    host_verbs,
+    image_verbs,
+    lock_verbs,
+    model_verbs,
+    patches_verbs,
+    plan_verbs,
+    profile_verbs,
+    render,
+)
 from deploy.command_line import (
     ROOT,
     SPEC,
@@ -98,6 +108,7 @@ app.add_typer(host_verbs.app)
 app.add_typer(image_verbs.app)
 app.add_typer(lock_verbs.app)
 app.add_typer(profile_verbs.app)
+app.add_typer(plan_verbs.app)
 app.add_typer(model_verbs.app, name="model")
 
 out = Console(highlight=False)

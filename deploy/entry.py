@@ -21,6 +21,7 @@ QUICK = {
     "diff": "deploy.lock_verbs",
     "verify": "deploy.lock_verbs",
     "gap": "deploy.gap_verbs",
+    "plan": "deploy.plan_verbs",
 }
 """Modules of the verbs that load alone."""
 FAILED, INTERRUPTED = 1, 130

@@ -118,7 +118,7 @@ def plan_memory(memory_mib: int, spec: Spec, ranks: int | None = None) -> Memory
     draft = DRAFT_TOKENS[engine.speculation]
     loaded = weight_bytes(spec.model.variant) + (draft_bytes() if draft else 0)
     weights = loaded // (ranks or spec.gpus_per_engine)
-    requests, chunk = _limits(spec)
+    requests, chunk = limits(spec)
     windows = window_bytes(requests, chunk, draft)
     total = memory_mib * 1024**2
     static = int(total * engine.memory_fraction)
@@ -127,7 +127,7 @@ def plan_memory(memory_mib: int, spec: Spec, ranks: int | None = None) -> Memory
     return MemoryPlan(total, weights, windows, kv_cache, total - static, tokens)
 
 
-def _limits(spec: Spec) -> tuple[int, int]:
+def limits(spec: Spec) -> tuple[int, int]:
     """Running requests and chunk size, the defaults of the compose files where the spec does not say."""
     if spec.profile == "pd":
         return spec.decode.max_running_requests, spec.prefill.chunked_prefill_size
