@@ -18,7 +18,18 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from deploy import export_verbs, host_verbs, image_verbs, lock_verbs, model_verbs, patches_verbs, render
+from deploy import (
+    export_verbs,
+    gap_verbs,
+    host_verbs,
+    image_verbs,
+    lock_verbs,
+    model_verbs,
+    patches_verbs,
+    plan_verbs,
+    profile_verbs,
+    render,
+)
 from deploy.command_line import (
     ROOT,
     SPEC,
@@ -94,9 +105,12 @@ app.add_typer(docker_app, name="docker")
 app.add_typer(bench, name="bench")
 app.add_typer(patches_verbs.app, name="patches")
 app.add_typer(export_verbs.app, name="export")
+app.add_typer(gap_verbs.app)
 app.add_typer(host_verbs.app)
 app.add_typer(image_verbs.app)
 app.add_typer(lock_verbs.app)
+app.add_typer(profile_verbs.app)
+app.add_typer(plan_verbs.app)
 app.add_typer(model_verbs.app, name="model")
 
 out = Console(highlight=False)

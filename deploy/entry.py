@@ -1,9 +1,10 @@
 """The program `deploy`: loads no more than its verb needs, and makes of every failure a message and an exit code.
 
-All verbs together take over a second to load; those about the lock, which are called from hooks and CI, need not wait
-for the others.
+All verbs together take over a second to load; those that hooks and CI call, and pure arithmetic, need not wait for the
+others.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -12,9 +13,17 @@ import typer
 from rich.console import Console
 
 from deploy import render
+from deploy.command_line import verbs
 from deploy.errors import DeployError
 
-LOCK_VERBS = ("lock", "diff", "verify")
+QUICK = {
+    "lock": "deploy.lock_verbs",
+    "diff": "deploy.lock_verbs",
+    "verify": "deploy.lock_verbs",
+    "gap": "deploy.gap_verbs",
+    "plan": "deploy.plan_verbs",
+}
+"""Modules of the verbs that load alone."""
 FAILED, INTERRUPTED = 1, 130
 # As a shell sees a program that SIGPIPE ended.
 PIPE_CLOSED = 141
@@ -22,8 +31,10 @@ PIPE_CLOSED = 141
 
 def main() -> None:
     """Run the command line."""
-    if sys.argv[1:2] and sys.argv[1] in LOCK_VERBS:
-        from deploy.lock_verbs import app
+    if module := QUICK.get(sys.argv[1] if len(sys.argv) > 1 else ""):
+        # In a group, because a single verb would otherwise lose its name.
+        app = verbs()
+        app.add_typer(importlib.import_module(module).app)
     else:
         from deploy.cli import app
     run(app)

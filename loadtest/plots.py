@@ -69,3 +69,50 @@ def distributions(title: str, unit: str, samples: Mapping[str, Sequence[float]])
     if samples:
         axes.legend(fontsize=9)
     return _svg(figure)
+
+
+def waterfall(title: str, unit: str, parts: Sequence[tuple[str, float]], marks: Mapping[str, float]) -> str:
+    """Horizontal bars, each beginning where the last ended; a vertical line for each of `marks`."""
+    figure, axes = _figure(title, unit, "")
+    begun = 0.0
+    for place, (_, value) in enumerate(parts):
+        axes.barh(place, value, left=begun)
+        axes.text(begun + value, place, f" {value:.2f}", va="center", fontsize=9)
+        begun += value
+    for number, (name, value) in enumerate(marks.items()):
+        axes.axvline(value, color="black", linestyle=("--", ":", "-.")[number % 3], label=f"{name}: {value:.2f}")
+    axes.set_yticks(range(len(parts)), [name for name, _ in parts])
+    axes.invert_yaxis()
+    axes.set_xlim(left=0, right=1.15 * max([begun, *marks.values()], default=1.0) or 1.0)
+    if marks:
+        axes.legend(fontsize=9)
+    return _svg(figure)
+
+
+def stacked(title: str, unit: str, groups: Sequence[str], parts: Mapping[str, Sequence[float]]) -> str:
+    """One horizontal bar for each of `groups`, made of `parts`: by name, a value for each group."""
+    figure, axes = _figure(title, unit, "")
+    begun = np.zeros(len(groups))
+    for number, (name, values) in enumerate(parts.items()):
+        axes.barh(range(len(groups)), values, left=begun, label=name, color=f"C{number}", hatch="//" * (number // 10))
+        begun = begun + np.asarray(values, dtype=float)
+    axes.set_yticks(range(len(groups)), groups)
+    axes.invert_yaxis()
+    if parts:
+        axes.legend(fontsize=8, ncols=2)
+    return _svg(figure)
+
+
+def curves(title: str, x: str, y: str, series: Series, points: Series | None = None) -> str:
+    """Lines over a logarithmic axis; `points` are drawn as stars, for what was measured or is wanted."""
+    figure, axes = _figure(title, x, y)
+    for name, (horizontal, vertical) in series.items():
+        axes.plot(horizontal, vertical, marker=".", label=name, linewidth=1.4)
+    for name, (horizontal, vertical) in (points or {}).items():
+        axes.plot(horizontal, vertical, marker="*", markersize=12, linestyle="none", label=name)
+    axes.set_xscale("log", base=2)
+    ticks = sorted({tick for horizontal, _ in series.values() for tick in horizontal})
+    axes.set_xticks(ticks, [f"{tick:g}" if tick < 10000 else f"{tick / 1024:g}K" for tick in ticks], fontsize=8)
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=9)
+    return _svg(figure)

@@ -3,23 +3,13 @@
 from dataclasses import dataclass
 from math import ceil
 
+from sm120_kernels.kv_layout import HEAD_DIM, TOKEN_BYTES
+from sm120_kernels.shapes import INDEX_BYTES, INDEX_DIM, LAYERS, RATIOS, WINDOW, Rank
+
 from deploy.spec.model import Spec, Variant
 
-# Shapes of DeepSeek-V4-Flash (config.json and SGLang 0.5.23, srt/configs/deepseek_v4.py).
-LAYERS, HIDDEN, VOCABULARY = 43, 4096, 129280
-EXPERTS, EXPERT_INNER = 256, 2048
-EXPERT_BYTES: dict[Variant, float] = {"mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
-"""Of one parameter: four bits, and a byte of scale for 32 or 16 of them."""
-DENSE_BYTES = 150_000_000
-"""Attention, indexer, compressor and shared expert of one layer, FP8."""
-
-TOKEN_BYTES = 584
-"""One KV entry: 576 B of data, 8 B of scales (kernels/ops/attention/dsv4/kv_layout.py)."""
-INDEX_BYTES = 132
-"""One FP8 indexer key with its scale (same file)."""
-C4_LAYERS, C128_LAYERS = 21, 20
-PAGE, WINDOW = 256, 128
-HEAD, INDEX_HEAD, STATE_BYTES = 512, 128, 4
+C4_LAYERS, C128_LAYERS = RATIOS.count(4), RATIOS.count(128)
+PAGE, STATE_BYTES = 256, 4
 """Compressor state is float32 (SGLANG_DSV4_COMPRESS_STATE_DTYPE)."""
 EVICTION_INTERVAL = 128
 """SGLANG_SWA_EVICTION_INTERVAL: a request may hold so many tokens beyond its window, for each draft token."""
@@ -69,22 +59,22 @@ class MemoryPlan:
         )
 
 
-def weight_bytes(variant: Variant, layers: int = LAYERS) -> int:
-    """Bytes of the weights that are loaded: `layers` decoder layers, embedding and head in bfloat16.
+def weight_bytes(variant: Variant) -> int:
+    """Bytes of the weights that are loaded: the decoder layers, embedding and head in bfloat16.
 
-    With the MTP layer, whose experts are MXFP4 in both checkpoints, this is within 2 % of what is published: 160 GB for
+    With the MTP layer, whose experts are MXFP4 in both checkpoints, this is within 1 % of what is published: 160 GB for
     deepseek-ai/DeepSeek-V4-Flash, 168 GB for nvidia/DeepSeek-V4-Flash-NVFP4.
     """
-    return int(layers * (_expert_parameters() * EXPERT_BYTES[variant] + DENSE_BYTES) + 2 * 2 * VOCABULARY * HIDDEN)
+    return int(Rank(1, variant).weight_bytes())
 
 
 def draft_bytes() -> int:
-    """Bytes of the MTP layer, which is loaded for EAGLE only; DSpark's draft is taken to be as large."""
-    return int(_expert_parameters() * EXPERT_BYTES["mxfp4"] + DENSE_BYTES)
+    """Bytes of the MTP layer, which is loaded for EAGLE only; DSpark's draft is taken to be as large.
 
-
-def _expert_parameters() -> int:
-    return EXPERTS * 3 * HIDDEN * EXPERT_INNER
+    It is taken to be a decoder layer of the average size.
+    """
+    whole = Rank(1)
+    return int((whole.weight_bytes() - whole.embedding_bytes()) / LAYERS)
 
 
 def bytes_per_token() -> float:
@@ -105,9 +95,9 @@ def window_bytes(requests: int, chunk: int, draft_tokens: int) -> int:
     request = WINDOW + EVICTION_INTERVAL * max(draft_tokens, 1) + PAGE + step
     tokens = request * requests + 2 * chunk + PAGE + CACHED_TAILS * requests * (WINDOW + PAGE)
     tokens = ceil(tokens / PAGE) * PAGE
-    state = ring_4 / PAGE * 4 * (HEAD + INDEX_HEAD) * STATE_BYTES
+    state = ring_4 / PAGE * 4 * (HEAD_DIM + INDEX_DIM) * STATE_BYTES
     windows = tokens * (LAYERS * TOKEN_BYTES + C4_LAYERS * state)
-    states = ((requests + 2) * ring_128 + 1) * 2 * HEAD * STATE_BYTES * C128_LAYERS
+    states = ((requests + 2) * ring_128 + 1) * 2 * HEAD_DIM * STATE_BYTES * C128_LAYERS
     return int(windows * _inflation(draft_tokens) + states)
 
 
@@ -128,7 +118,7 @@ def plan_memory(memory_mib: int, spec: Spec, ranks: int | None = None) -> Memory
     draft = DRAFT_TOKENS[engine.speculation]
     loaded = weight_bytes(spec.model.variant) + (draft_bytes() if draft else 0)
     weights = loaded // (ranks or spec.gpus_per_engine)
-    requests, chunk = _limits(spec)
+    requests, chunk = limits(spec)
     windows = window_bytes(requests, chunk, draft)
     total = memory_mib * 1024**2
     static = int(total * engine.memory_fraction)
@@ -137,7 +127,7 @@ def plan_memory(memory_mib: int, spec: Spec, ranks: int | None = None) -> Memory
     return MemoryPlan(total, weights, windows, kv_cache, total - static, tokens)
 
 
-def _limits(spec: Spec) -> tuple[int, int]:
+def limits(spec: Spec) -> tuple[int, int]:
     """Running requests and chunk size, the defaults of the compose files where the spec does not say."""
     if spec.profile == "pd":
         return spec.decode.max_running_requests, spec.prefill.chunked_prefill_size

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from sm120_kernels import kv_layout
+from sm120_kernels import kv_layout, shapes
+from sm120_kernels.kv_layout import HEAD_DIM
 from sm120_kernels.ops.bf16_linear_partials import bf16_linear_partials
 from sm120_kernels.ops.fp8_block_linear import fp8_block_linear
 from sm120_kernels.ops.indexer_logits import PAGE_BYTES as INDEX_PAGE_BYTES
@@ -38,14 +39,23 @@ from sm120_kernels.reference import store_attention_inputs as store_reference
 from sm120_kernels.reference import topk_indices as topk_reference
 from sm120_kernels.reference.inv_rope_wo_a import inverse_rope, rope_table
 from sm120_kernels.reference.rotation import hadamard
+from sm120_kernels.shapes import (
+    EXPERTS,
+    HIDDEN,
+    INDEX_DIM,
+    INDEX_HEADS,
+    LAYERS,
+    O_LORA,
+    Q_LORA,
+    TOP_EXPERTS,
+    WINDOW,
+)
 
-HIDDEN, HEADS, HEAD_DIM, Q_LORA, O_LORA, O_GROUPS = 4096, 16, 512, 1024, 1024, 2
-INDEX_HEADS, INDEX_DIM = 64, 128
-EXPERTS, TOP_EXPERTS, INTERMEDIATE = 256, 6, 512
-WINDOW, WINDOW_PAGE = 128, 256
-LAYERS = 43
-# Layer by layer: two attend to their window only, then C4 and C128 take turns: 21 and 20.
-RATIOS = (0, 0, *(4 if i % 2 == 0 else 128 for i in range(LAYERS - 2)))
+RANKS = 4
+RANK = shapes.Rank(RANKS)
+HEADS, O_GROUPS = shapes.HEADS // RANKS, shapes.O_GROUPS // RANKS
+INTERMEDIATE = shapes.EXPERT_INNER // RANKS
+WINDOW_PAGE = 256
 COMPRESSED_PAGE = {4: 64, 128: 2}
 CATEGORIES = ("attention", "indexer", "linear", "experts", "mHC", "glue")
 Calls = list[tuple[str, Callable[[], object]]]
@@ -82,13 +92,7 @@ class Weights:
         def near_one(size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
             return (1 + 0.2 * normal(size)).to(dtype)
 
-        sizes = {
-            "wqkv": (Q_LORA + HEAD_DIM, HIDDEN),
-            "wq_b": (HEADS * HEAD_DIM + (INDEX_HEADS * INDEX_DIM if ratio == 4 else 0), Q_LORA),
-            "wo_a": (O_GROUPS * O_LORA, HEADS // O_GROUPS * HEAD_DIM),
-            "wo_b": (HIDDEN, O_GROUPS * O_LORA),
-        }
-        outputs = {0: 0, 4: 4 * HEAD_DIM + 4 * INDEX_DIM + INDEX_HEADS, 128: 2 * HEAD_DIM}[ratio]
+        outputs = RANK.bf16_products(ratio).get("projection", (0, HIDDEN))[0]
         dims = {0: [], 4: [HEAD_DIM, INDEX_DIM], 128: [HEAD_DIM]}[ratio]
         mixes = mhc_reference.MIXES
         return Weights(
@@ -97,7 +101,10 @@ class Weights:
             scale=[1 + 0.3 * normal(3) for _ in range(2)],
             base=[normal(mixes) for _ in range(2)],
             norm=[near_one(HIDDEN) for _ in range(2)],
-            dense={n: linear_reference.random_weight(*shape, generator=generator) for n, shape in sizes.items()},
+            dense={
+                name: linear_reference.random_weight(*shape, generator=generator)
+                for name, shape in RANK.fp8_products(ratio).items()
+            },
             q_norm=near_one(Q_LORA),
             kv_norm=near_one(HEAD_DIM),
             sink=normal(HEADS),
@@ -108,19 +115,6 @@ class Weights:
             gate_bias=0.1 * normal(EXPERTS),
             experts=moe_reference.random_experts(EXPERTS, HIDDEN, INTERMEDIATE, generator),
         )
-
-    def dense_bytes(self) -> int:
-        """Bytes of everything a step reads whole: all but the routed experts."""
-        found = [*self.fn, *self.norm, self.q_norm, self.kv_norm, self.gate, *self.ape]
-        found += [t for pair in self.dense.values() for t in pair]
-        found += [v for n, v in self.experts.items() if n.startswith("shared")]
-        found += [] if self.projection is None else [self.projection]
-        return sum(t.numel() * t.element_size() for t in found)
-
-    def expert_bytes(self) -> int:
-        """Bytes of one routed expert."""
-        routed = [v for n, v in self.experts.items() if not n.startswith("shared")]
-        return sum(t[0].numel() * t.element_size() for t in routed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,16 +195,9 @@ class Requests:
         """Requests, and tokens of a step."""
         return len(self.lengths)
 
-    def attended_bytes(self, ratio: int) -> int:
-        """Bytes of the cache tokens a layer attends to."""
-        tokens = int(self.window_lengths.sum())
-        if ratio:
-            tokens += int((self.selected if ratio == 4 else self.compressed[128]).sum())
-        return tokens * kv_layout.TOKEN_BYTES
-
-    def scored_bytes(self) -> int:
-        """Bytes of the indexer keys a C4 layer must score: none of requests that take all their tokens anyway."""
-        return int(self.compressed[4][self.compressed[4] > TOPK].sum()) * (INDEX_DIM + 4)
+    def work(self) -> shapes.Work:
+        """What the step has to do."""
+        return shapes.Work.decode(self.lengths.tolist())
 
 
 def ceil_div(number: int, divisor: int) -> int:

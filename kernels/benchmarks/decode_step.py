@@ -2,6 +2,7 @@
 
     python -m benchmarks.decode_step --out benchmarks/results
     python -m benchmarks.decode_step --requests 16 --context 8192 --ways torch
+    python -m benchmarks.decode_step --requests 16 --context 8192 --ways ours --no-error --trace traces
 
 A step is one CUDA graph over all layers: 21 C4, 20 C128, 2 with a window only. Left out: the two all-reduces of a
 layer, embedding, head and sampling. "ours" is this package's ops; "torch" is torch's functions alone, with the dense
@@ -26,20 +27,19 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from sm120_kernels.gpus import RTX_PRO_6000
+from sm120_kernels.shapes import KINDS, LAYERS, RATIOS, Cost
 
 from benchmarks import timing
 from benchmarks.decode_layer import (
     CATEGORIES,
-    LAYERS,
-    RATIOS,
-    TOP_EXPERTS,
+    RANK,
     Caches,
     Calls,
     Requests,
@@ -54,11 +54,10 @@ from benchmarks.decode_layer import (
 REQUESTS = (1, 16, 64)
 CONTEXTS = (256, 8192, 65536)
 WAYS = ("torch", "ours")
-KINDS = {"C4": 4, "C128": 128, "window": 0}
 ERROR_AT = (16, 8192)
 LONGEST_MICROSECONDS = 2e6
-# Of the RTX PRO 6000 Blackwell; the first two are the vendor's, the last two assumed.
-TARGET = {"bytes_per_second": 1.792e12, "sms": 188, "bandwidth_reached": 0.88, "bf16_flop_per_second": 2.5e14}
+TARGET = RTX_PRO_6000
+TRACED_STEPS = 5
 
 
 class Model:
@@ -145,46 +144,49 @@ def graph_microseconds(call: Callable[[], object], stream: torch.cuda.Stream, re
     return statistics.median(times)
 
 
-def least_bytes(model: Model, requests: Requests, hit: list[int]) -> dict[str, int]:
-    """Fewest bytes a step must read, by category: weights once, the experts that are hit, cache tokens in use."""
-    found: Counter[str] = Counter()
-    for weights, experts in zip(model.weights, hit, strict=True):
-        shared = sum(v.numel() * v.element_size() for n, v in weights.experts.items() if n.startswith("shared"))
-        boundary = sum(fn.numel() * fn.element_size() for fn in weights.fn)
-        found["mHC"] += boundary
-        found["linear"] += weights.dense_bytes() - shared - boundary
-        found["experts"] += shared + experts * weights.expert_bytes()
-        found["attention"] += requests.attended_bytes(weights.ratio)
-        found["indexer"] += requests.scored_bytes() if weights.ratio == 4 else 0
-    return dict(found)
+def record_trace(step: Step, stream: torch.cuda.Stream, folder: Path) -> Path:
+    """Record some replays of a step's graph with torch's profiler, marked as SGLang marks its steps.
+
+    The file is for `deploy profile`; the profiler slows the step down, so no time is taken from here.
+    """
+    with torch.cuda.stream(stream):
+        step.run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        step.run()
+    graph.replay()
+    torch.cuda.synchronize()
+    with torch.profiler.profile() as profile:
+        for _ in range(TRACED_STEPS):
+            with torch.profiler.record_function(f"step[DECODE bs={step.requests.count}]"):
+                graph.replay()
+        torch.cuda.synchronize()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"decode_step_{step.way}_{step.requests.count}x{step.requests.context}.trace.json.gz"
+    profile.export_chrome_trace(str(file))
+    return file
 
 
-def flops(model: Model, requests: Requests) -> float:
-    """Multiplications and additions of a step's weight products."""
-    total = 0.0
-    for weights in model.weights:
-        dense = sum(w.numel() for w, _ in weights.dense.values()) + weights.gate.numel()
-        dense += 0 if weights.projection is None else weights.projection.numel()
-        dense += sum(fn.numel() for fn in weights.fn)
-        expert = weights.experts["shared_w13"].numel() + weights.experts["shared_w2"].numel()
-        total += 2.0 * requests.count * (dense + expert * (1 + TOP_EXPERTS))
-    return total
+def costs(requests: Requests, hit: list[int]) -> dict[str, Cost]:
+    """Fewest bytes a step must read and its FLOPs, by category; `hit`: experts that are hit, layer by layer."""
+    return dict(RANK.step(requests.work(), hit, head=False))
 
 
 def measure(step: Step, machine: timing.Machine, stream: torch.cuda.Stream, shares: bool) -> dict[str, Any]:
     """One way at one setting; with shares, each category too."""
-    model, requests = step.model, step.requests
+    requests = step.requests
     with torch.cuda.stream(stream):
         step.run(record=True)
     torch.cuda.synchronize()
-    bytes_ = least_bytes(model, requests, step.hit)
+    least = costs(requests, step.hit)
     row: dict[str, Any] = {
         "way": step.way,
         "requests": requests.count,
         "context": requests.context,
-        "bytes": sum(bytes_.values()),
-        "flops": flops(model, requests),
-        "bytes_by_category": bytes_,
+        "bytes": sum(cost.bytes for cost in least.values()),
+        "flops": sum(cost.flops for cost in least.values()),
+        "bytes_by_category": {name: cost.bytes for name, cost in least.items()},
         "experts_hit": statistics.mean(step.hit),
         "launches": step.launches(),
     }
@@ -205,7 +207,7 @@ def predict(row: dict[str, Any], copy_bytes_per_second: float) -> dict[str, Any]
     A category's time here beyond its bytes over this GPU's bandwidth is launches, latency and idle multiprocessors.
     It is taken over as it is; the bytes are read at the target's bandwidth.
     """
-    bandwidth = TARGET["bytes_per_second"] * TARGET["bandwidth_reached"]
+    bandwidth = TARGET.bandwidth
     whole = sum(row["by_category"].values())
     found: dict[str, float] = {}
     for name, microseconds in row["by_category"].items():
@@ -213,7 +215,7 @@ def predict(row: dict[str, Any], copy_bytes_per_second: float) -> dict[str, Any]
         # The parts' sum is brought to the step's time first.
         rest = max(0.0, microseconds * row["microseconds"] / whole - here)
         found[name] = row["bytes_by_category"].get(name, 0) / bandwidth * 1e6 + rest
-    microseconds = max(sum(found.values()), row["flops"] / TARGET["bf16_flop_per_second"] * 1e6)
+    microseconds = max(sum(found.values()), row["flops"] / TARGET.bf16_flop_per_second * 1e6)
     return {
         "requests": row["requests"],
         "context": row["context"],
@@ -397,6 +399,7 @@ def main() -> None:
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS))
     parser.add_argument("--layers", type=int, default=LAYERS, help="only the first so many layers")
     parser.add_argument("--no-error", action="store_true", help="leave out the comparison with float64")
+    parser.add_argument("--trace", type=Path, metavar="FOLDER", help="also write a profiler trace of each step there")
     parser.add_argument("--warm", choices=KINDS, help="only compile the kernels of one kind of layer")
     options = parser.parse_args()
     if options.warm:
@@ -435,6 +438,8 @@ def main() -> None:
                     continue
                 rows.append(row)
                 say(f"{way}, {count} x {context}: {row['microseconds'] / 1e3:.2f} ms, ratio {row['ratio']:.2f}")
+                if options.trace:
+                    say(f"wrote {record_trace(step, stream, options.trace)}")
             if (count, context) == ERROR_AT and not options.no_error:
                 for way in ways:
                     try:

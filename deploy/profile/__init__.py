@@ -1,0 +1,1 @@
+"""Where the time of a step goes: captures profiler traces, reads them, compares two."""
