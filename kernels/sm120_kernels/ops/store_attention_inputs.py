@@ -333,7 +333,7 @@ class Compressor:
         plan: [tokens, 4] int32: the request's length with this token, the token's row of the state, the state's page
             (`ratio` rows) of the group before (ratio 4 only), the page of its own group.
         cache: where pooled keys go: for dim 512 uint8 as in `sparse_mla_decode`, for dim 128 as in `indexer_logits`.
-        slots: [tokens] int32: slot of the group's key, read at a group's last token only.
+        slots: [tokens] int32 or int64: slot of the group's key, read at a group's last token only.
     """
 
     ratio: int
@@ -514,7 +514,7 @@ def _require_compressor(one: Compressor, name: str, dim: int, tokens: int, colum
     require(one.norm_weight, f"{name}.norm_weight", torch.float32, (dim,))
     require(one.state, f"{name}.state", torch.float32, (one.state.shape[0], one.columns))
     require(one.plan, f"{name}.plan", torch.int32, (tokens, 4))
-    require(one.slots, f"{name}.slots", torch.int32, (tokens,))
+    require_index(one.slots, f"{name}.slots", (tokens,))
     if not 0 <= one.first_column <= columns - one.columns:
         raise ValueError(f"{name}.first_column must be 0 to {columns - one.columns}, got {one.first_column}")
     return {
@@ -529,7 +529,7 @@ def compile_cases() -> Iterator[CompileCase]:
         "*fp32:16": "rope_ptr partial_ptr ape_ptr norm_ptr state_ptr pooled_ptr index_ape_ptr index_norm_ptr "
         "index_state_ptr",
         "*i64:16": "positions_ptr",
-        "*i32:16": "arrivals_ptr window_slots_ptr plan_ptr slots_ptr index_plan_ptr index_slots_ptr",
+        "*i32:16": "arrivals_ptr window_slots_ptr plan_ptr index_plan_ptr",
         "*u8:16": "window_ptr cache_ptr index_cache_ptr",
         "i32": "tokens window_shift shift",
         "i32:16": "kv_stride columns first_column index_first_column window_page page_bytes",
@@ -540,7 +540,12 @@ def compile_cases() -> Iterator[CompileCase]:
             op="store_attention_inputs",
             shape=f"ratio {ratio}, {splits} shares",
             kernel=_store_attention_inputs_kernel,
-            arguments={name: kind for kind, names in types.items() for name in names.split()},
+            arguments={name: kind for kind, names in types.items() for name in names.split()}
+            # Without a compressor the window's slots stand in for its own.
+            | {
+                "slots_ptr": "*i64:16" if ratio else "*i32:16",
+                "index_slots_ptr": "*i64:16" if ratio == 4 else "*i32:16",
+            },
             constexprs={
                 "RATIO": ratio,
                 "SLICES": SLICES,
