@@ -63,7 +63,7 @@ def fill(name: str, weight: torch.Tensor, generator: torch.Generator, experts: i
     elif weight.dtype == torch.float8_e8m0fnu:
         # The values of FP4 are of order 2.4.
         weight.view(torch.uint8).fill_(127 - 7)
-    elif "scale_inv" in name or name.endswith("_scale"):
+    elif weight.ndim > 1 and ("scale_inv" in name or name.endswith("_scale")):
         # Those of FP8 are of order 1 here.
         weight.fill_(2.0**-6)
     elif weight.dtype == torch.float8_e4m3fn:
@@ -92,18 +92,11 @@ def decode_as_on_sm120(flash_mla: Any, *args: Any, **kwargs: Any) -> Any:
     return sm120.flash_mla_with_kvcache_sm120(**{name: kwargs.get(name) for name in names.split()})
 
 
-class _Sm120:
-    is_sm120, is_sm90 = True, False
-
-
 def say_sm120(init: Any, *args: Any, **kwargs: Any) -> None:
     """The expert method's constructor, which asks the platform once how to keep the weights."""
-    module = importlib.import_module("sglang.srt.layers.quantization.mxfp4_flashinfer_cutlass_moe")
-    platform, module.get_platform = module.get_platform, lambda: _Sm120
-    try:
+    context = importlib.import_module("sglang.srt.runtime_context")
+    with context.override_platform(is_sm120=True, is_sm90=False):
         init(*args, **kwargs)
-    finally:
-        module.get_platform = platform
 
 
 def interleave(scale: torch.Tensor) -> torch.Tensor:
