@@ -598,8 +598,8 @@ def never(*args: Any, **kwargs: Any) -> None:
 def test_the_compressors_weights_are_put_together_and_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     given = store(4, [8], monkeypatch)
     before = [module.wkv_gate.weight.data.clone() for module in given.modules]
-    adapter = adapters.StoreAttentionInputs(())
-    adapter.run(*given.args, **given.kwargs)
+    with torch.inference_mode():
+        adapters.StoreAttentionInputs(()).run(*given.args, **given.kwargs)
     parts = [module.wkv_gate.weight.data for module in given.modules]
     assert all(torch.equal(part, old) for part, old in zip(parts, before, strict=True))
     assert len({part.untyped_storage().data_ptr() for part in parts}) == 1

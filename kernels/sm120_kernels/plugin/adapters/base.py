@@ -50,7 +50,8 @@ class Converted:
         if weight not in self._kept:
             if capturing():
                 raise ValueError("a weight is converted at its first use, which must come before graph capture")
-            self._kept[weight] = self._convert(weight)
+            with torch.inference_mode(False), torch.no_grad():
+                self._kept[weight] = self._convert(weight)
         return self._kept[weight]
 
 

@@ -156,9 +156,11 @@ class StoreAttentionInputs:
             if capturing():
                 raise ValueError("weights are put together at their first use, which must come before graph capture")
             weights = [module.wkv_gate.weight for module in _modules(layer)]
-            together = torch.cat([weight.data for weight in weights])
-            for weight, part in zip(weights, together.split([len(weight) for weight in weights]), strict=True):
-                weight.data = part
+            # SGLang computes in inference mode, whose tensors cannot become a parameter's.
+            with torch.inference_mode(False), torch.no_grad():
+                together = torch.cat([weight.data for weight in weights])
+                for weight, part in zip(weights, together.split([len(weight) for weight in weights]), strict=True):
+                    weight.data = part
             self._projections[layer] = together
         return self._projections[layer]
 
