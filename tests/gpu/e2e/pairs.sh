@@ -19,5 +19,5 @@ run compare fp4-off fp4-on; run metrics fp4-on 31090; keep pairs
 timeout 90 python3 run.py wait 80 graph-off graph-on
 for server in "graph-off 31060" "graph-on 31070"; do timeout 80 python3 run.py generate $server & done; wait
 run compare off graph-off; run compare on graph-on; run compare graph-off graph-on; run metrics graph-on 31070; keep pairs
-for server in "graph-off 31060" "graph-on 31070"; do timeout 40 python3 run.py profile $server 1; done; keep pairs
+for server in "graph-off 31060" "graph-on 31070"; do timeout 40 python3 run.py profile $server 1 3000; done; keep pairs
 run stop p d graph-off graph-on fp4-off fp4-on

@@ -213,14 +213,22 @@ def log(name: str) -> str:
     return (HOME / f"{name}.log").read_text(errors="replace")
 
 
-def profile(name: str, port: int, batch: int) -> None:
+def profile(name: str, port: int, batch: int, answer: int) -> None:
     """The launches of some decode steps, in their order, from SGLang's own profiler."""
     folder = HOME / f"profile-{name}-{batch}"
-    body = request(300, answer=400)
-    threads = [threading.Thread(target=ask, args=(port, "/generate", body)) for _ in range(batch)]
-    for thread in threads:
-        thread.start()
-    time.sleep(2.5)
+
+    def together(tokens: int) -> list[threading.Thread]:
+        body = request(300, answer=tokens)
+        threads = [threading.Thread(target=ask, args=(port, "/generate", body)) for _ in range(batch)]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    # Compiles what this batch needs.
+    for thread in together(4):
+        thread.join()
+    threads = together(answer)
+    time.sleep(1.5)
     ask(port, "/start_profile", {"output_dir": str(folder), "activities": ["GPU"], "num_steps": 6})
     for thread in threads:
         thread.join()
@@ -292,6 +300,7 @@ def main() -> int:
     verb.add_argument("name")
     verb.add_argument("port", type=int)
     verb.add_argument("batch", type=int)
+    verb.add_argument("answer", type=int, help="tokens, so many that they take some seconds")
     verb = verbs.add_parser("compare")
     verb.add_argument("left")
     verb.add_argument("right")

@@ -13,6 +13,6 @@ for server in "route 31010" "on 31020" "check 31030"; do timeout 150 python3 run
 run compare off route; run compare route on; run compare off on
 run metrics on 31020; run metrics check 31030; keep single
 run stop check
-for batch in 1 16; do timeout 40 python3 run.py profile off 31000 $batch; timeout 40 python3 run.py profile on 31020 $batch; keep single; done
-timeout 40 python3 run.py profile route 31010 1; keep single
+for batch in 1 16; do timeout 40 python3 run.py profile off 31000 $batch 400; timeout 40 python3 run.py profile on 31020 $batch 400; keep single; done
+timeout 40 python3 run.py profile route 31010 1 400; keep single
 run stop off route on
