@@ -11,7 +11,7 @@ run start d 31050 $sm120 --hooks all -- $eager $apart --disaggregation-mode deco
 run start graph-off 31060 -- $graph --nccl-port 32060
 run start graph-on 31070 $sm120 --hooks all --set SGLANG_OPT_USE_MULTI_STREAM_OVERLAP=0 -- $graph --nccl-port 32070
 run start fp4-off 31080 $mx -- $fp4 --nccl-port 32080
-run start fp4-on 31090 $mx --hooks MOE_FP4_SMALL_BATCH -- $fp4 --nccl-port 32090
+run start fp4-on 31090 $mx --hooks MOE_FP4_SMALL_BATCH --set SGLANG_SM120_CHECK=1 -- $fp4 --nccl-port 32090
 timeout 130 python3 run.py wait 120 p d fp4-off fp4-on; keep pairs
 timeout 100 python3 run.py pd 31040 31050 on 31998; run metrics d 31050; run metrics p 31040; keep pairs
 for server in "fp4-off 31080" "fp4-on 31090"; do timeout 100 python3 run.py generate $server & done; wait
