@@ -434,7 +434,7 @@ def linear_case(
             **dict.fromkeys(("x", "residual", "residual_out", "norm_weight", "out"), "*bf16:16"),
             **dict.fromkeys(("partial", "partial_squares"), "*fp32:16" if cut.splits > 1 else "*bf16:16"),
             "arrivals": "*i32:16" if cut.splits > 1 else "*bf16:16",
-            "positions": "*i32:16" if rope else "*bf16:16",
+            "positions": "*i64:16" if rope else "*bf16:16",
             "rope": "*fp32:16" if rope else "*bf16:16",
             "weight": "*fp8e4nv:16",
             "weight_scale": "*u8:16" if flags["UE8M0"] else "*fp32:16",

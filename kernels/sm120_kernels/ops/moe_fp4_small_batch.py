@@ -55,13 +55,13 @@ def _members(same, rank, begin, ROUTES: tl.constexpr, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _gate_up_rows(tile, intermediate, ROWS: tl.constexpr):
+def _gate_up_rows(tile, intermediate, ROWS: tl.constexpr, UP_FIRST: tl.constexpr):
     """Rows of w13 for a block: eight gate rows, then the eight up rows that go with them, and so on.
 
-    So one thread of the product holds a gate and its up.
+    So one thread of the product holds a gate and its up. With UP_FIRST w13 has all up rows before the gate rows.
     """
     r = tl.arange(0, ROWS)
-    return tile * (ROWS // 2) + r // 16 * 8 + r % 8 + (r // 8 % 2) * intermediate
+    return tile * (ROWS // 2) + r // 16 * 8 + r % 8 + ((r // 8 + UP_FIRST) % 2) * intermediate
 
 
 @triton.jit
@@ -175,6 +175,7 @@ def _gate_up_kernel(
     SHARED_TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
+    UP_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """activations[route] of one block of gate and up rows. x and activations are int32, two bf16 each.
@@ -190,7 +191,7 @@ def _gate_up_kernel(
     column = tl.arange(0, ROWS // 2)
     if program < shared_programs:
         tile = program
-        row = _gate_up_rows(tile, INTERMEDIATE, ROWS)
+        row = _gate_up_rows(tile, INTERMEDIATE, ROWS, False)
         k = tl.arange(0, 128)
         weights = shared_w13 + row[:, None] * HIDDEN + k[None, :]
         scales = shared_scale + row // 128 * (HIDDEN // 128)
@@ -209,7 +210,7 @@ def _gate_up_kernel(
     expert, first, same, rank = _first_route(ids, route, routes, ROUTES)
     if not first:
         return
-    row = _gate_up_rows(tile, INTERMEDIATE, ROWS)
+    row = _gate_up_rows(tile, INTERMEDIATE, ROWS, UP_FIRST)
     weights = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 2)) + row[:, None] * (HIDDEN // 2)
     weights += tl.arange(0, DEPTH // 2)[None, :]
     scales = w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // GROUP)) + row[:, None] * (HIDDEN // GROUP)
@@ -440,6 +441,7 @@ def moe_fp4_small_batch(
     shared_w2_scale: torch.Tensor | None = None,
     swiglu_limit: float = SWIGLU_LIMIT,
     fp8_activations: bool = False,
+    up_first: bool = False,
     out: torch.Tensor | None = None,
     check: bool = False,
     chosen: Plan | None = None,
@@ -466,6 +468,7 @@ def moe_fp4_small_batch(
         swiglu_limit: L; inf for none.
         fp8_activations: MXFP4 only: round x and a to e4m3 with a power-of-two scale for each 32 values (W4A8) and
             multiply with `tl.dot_scaled`, which sm_100 and sm_120 do in the tensor cores; elsewhere Triton emulates it.
+        up_first: w13 and its scales have the I up rows before the gate rows, as FlashInfer keeps them.
         out: [tokens, H] bfloat16, contiguous; allocated when None.
         check: also verify that every id is -1 or an expert. For debugging: it waits for the GPU, so it cannot be used
             under graph capture.
@@ -554,6 +557,7 @@ def moe_fp4_small_batch(
         num_warps=up.warps,
         num_stages=up.stages,
         maxnreg=up.registers,
+        UP_FIRST=up_first,
         **constants,
         **launch,
     )
@@ -718,7 +722,8 @@ def compile_cases() -> Iterator[CompileCase]:
                         "GROUP": group,
                         "FP8": fp8,
                         "ROWS": cut.rows,
-                        **({"BLOCKS": cut.blocks} if kernel is _down_kernel else {}),
+                        # The engine keeps MXFP4 experts as FlashInfer does.
+                        **({"BLOCKS": cut.blocks} if kernel is _down_kernel else {"UP_FIRST": group == 32}),
                         "DEPTH": cut.depth,
                         "STAGES": cut.stages,
                         "TOKENS": chosen.tokens,

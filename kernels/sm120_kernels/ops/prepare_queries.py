@@ -10,7 +10,7 @@ import triton.language as tl
 
 from sm120_kernels import kv_layout
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import has_dependent_launch, require, require_device, require_rows
+from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index, require_rows
 from sm120_kernels.interpret import dot, to_bf16, to_e4m3
 from sm120_kernels.rotation import hadamard, rotate
 
@@ -128,7 +128,7 @@ def prepare_queries(
             indexer's 64 heads of 128. The query heads are changed in place.
         heads: query heads.
         rope: [positions, 64] float32, contiguous: cos and sin of 32 frequencies, interleaved.
-        positions: [tokens] int32, contiguous.
+        positions: [tokens] int32 or int64, contiguous.
         eps: of the norm.
         projected: with the indexer, [splits, tokens, columns] float32 from `bf16_linear_partials`.
         first_column: where its 64 head weights begin.
@@ -155,7 +155,7 @@ def prepare_queries(
     if q.stride(0) % 8:
         raise ValueError(f"q's rows must lie a multiple of 8 elements apart, got {q.stride(0)}")
     require(rope, "rope", torch.float32, (rope.shape[0], ROPE_DIM))
-    require(positions, "positions", torch.int32, (tokens,))
+    require_index(positions, "positions", (tokens,))
     if indexed != (projected is not None):
         raise ValueError("projected goes with the indexer's heads in q: give both or neither")
     view = q[:, : heads * HEAD_DIM].unflatten(1, (heads, HEAD_DIM))
@@ -216,7 +216,7 @@ def compile_cases() -> Iterator[CompileCase]:
             arguments={
                 "q_ptr": "*bf16:16",
                 "rope_ptr": "*fp32:16",
-                "positions_ptr": "*i32:16",
+                "positions_ptr": "*i64:16",
                 "partial_ptr": "*fp32:16",
                 "hadamard_ptr": "*bf16:16",
                 "index_q_ptr": "*fp8e4nv:16",

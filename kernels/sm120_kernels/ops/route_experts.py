@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import has_dependent_launch, require, require_device
+from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index
 
 EXPERTS = 256
 TOP = 6
@@ -98,7 +98,7 @@ def route_experts(
         projected: [splits, tokens, 256] float32 from `bf16_linear_partials`, contiguous: logits are their sum.
         bias: [256] float32, for the choice only; None with a table.
         table: [vocabulary, 6] int32, contiguous: experts of each token id.
-        token_ids: [tokens] int32, with a table.
+        token_ids: [tokens] int32 or int64, with a table.
         factor: the routed scaling factor.
         ids: [tokens, 6] int32, contiguous; allocated when None.
         weights: [tokens, 6] float32, contiguous; allocated when None.
@@ -122,7 +122,7 @@ def route_experts(
         require(bias, "bias", torch.float32, (EXPERTS,))
     if table is not None and token_ids is not None:
         require(table, "table", torch.int32, (table.shape[0], TOP))
-        require(token_ids, "token_ids", torch.int32, (tokens,))
+        require_index(token_ids, "token_ids", (tokens,))
     if ids is None:
         ids = torch.empty((tokens, TOP), dtype=torch.int32, device=projected.device)
     if weights is None:
@@ -163,7 +163,9 @@ def compile_cases() -> Iterator[CompileCase]:
             kernel=_route_experts_kernel,
             arguments={
                 **dict.fromkeys(("partial_ptr", "bias_ptr", "weights_ptr"), "*fp32:16"),
-                **dict.fromkeys(("table_ptr", "token_ids_ptr", "ids_ptr"), "*i32:16"),
+                **dict.fromkeys(("table_ptr", "ids_ptr"), "*i32:16"),
+                # Without a table the ids stand in for them.
+                "token_ids_ptr": "*i64:16" if hashed else "*i32:16",
                 "tokens": "i32",
                 "factor": "fp32",
             },
