@@ -1,0 +1,147 @@
+"""Compiles, inside the image build and without a GPU, what SGLang and FlashInfer would compile with nvcc at first start.
+
+Usage: python bake_modules.py FOLDER
+
+SGLang's modules go to FOLDER/sglang-jit, laid out as its cache, whose keys hold contents and no host; the engine's
+entry point links them into the cache. FlashInfer's go to where it looks for modules that came with it. Both get the
+flags that a 12.0 GPU gets (nvcc 13 compiles for sm_120f then: the family-specific code of sm_120).
+
+nvcc names what has internal linkage after a random number; a fixed seed makes the bytes repeatable. `ninja` runs as
+many compilers as there are processors, which changes no byte.
+"""
+
+import ctypes
+import functools
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+CAPABILITY = (12, 0)
+SEED = "-frandom-seed=1"
+OPS = "sglang.kernels.ops"
+
+
+def sglang_calls(torch: Any) -> list[tuple[str, tuple[Any, ...]]]:
+    """The functions of SGLang 0.5.23 that load a module, with the arguments that DeepSeek-V4-Flash on sm_120 gives."""
+    bf16, fp32 = torch.bfloat16, torch.float32
+    layout = importlib.import_module(f"{OPS}.attention.dsv4.kv_layout").KVLayout.V4
+    dsv4 = "attention.dsv4"
+    calls: list[tuple[str, tuple[Any, ...]]] = [
+        (f"{dsv4}.norm_rope._jit_fused_rope_module", ()),
+        (f"{dsv4}.norm_rope._jit_main_q_norm_rope_module", (bf16, 512, 64, True)),
+        (f"{dsv4}.norm_rope._jit_main_q_norm_rope_module", (bf16, 512, 64, False)),
+        (f"{dsv4}.norm_rope._jit_main_q_indexer_rope_hadamard_quant_module", (bf16,)),
+        (f"{dsv4}.topk._jit_topk_v1_module", ()),
+        (f"{dsv4}.topk._jit_topk_v2_module", ()),
+        (f"{dsv4}.compress._jit_compress_plan_module", ()),
+        (f"{dsv4}.attn._jit_metadata_module", ()),
+        ("moe.dsv4._jit_hash_topk_module", ()),
+        ("moe.dsv4._jit_mask_topk_module", ()),
+        ("activation.silu_and_mul_clamp._jit_silu_and_mul_clamp_module", (bf16,)),
+        ("gemm.fp8_blockwise_gemm._jit_fp8_blockwise_module", ()),
+    ]
+    # Pages of the sliding window: 64 tokens with SGLANG_OPT_SM120_DIRECT_SWA_KV, else 256.
+    for page in (64, 256):
+        for name in ("_jit_main_k_norm_rope_flashmla_module", "_jit_main_k_norm_rope_q_flashmla_module"):
+            calls.append((f"{dsv4}.norm_rope.{name}", (bf16, 512, 64, page, layout)))
+    # C4, C128 and the indexer's keys, from a projection in bf16 or fp32.
+    for kind in (bf16, fp32):
+        for dim, page in ((512, 64), (512, 2), (128, 64)):
+            calls.append((f"{dsv4}.compress._jit_compress_norm_rope_module", (kind, dim, 64, page, False, layout)))
+    for dim, ratio in ((512, 4), (512, 128), (128, 4)):
+        for given, returned in ((bf16, bf16), (bf16, fp32), (fp32, fp32)):
+            calls.append((f"{dsv4}.compress._jit_compress_module", (dim, fp32, given, returned, ratio)))
+    return calls
+
+
+def pretend_gpu(torch: Any) -> None:
+    """Let this process believe that there is one GPU, as far as choosing flags goes."""
+    for name, value in (
+        ("is_available", True),
+        ("device_count", 1),
+        ("current_device", 0),
+        ("get_device_capability", CAPABILITY),
+        ("get_device_name", "NVIDIA RTX PRO 6000 Blackwell"),
+    ):
+        mock.patch.object(torch.cuda, name, functools.partial(_answer, value)).start()
+
+
+def _answer(value: Any, *_: Any, **__: Any) -> Any:
+    return value
+
+
+def stand_in_driver(folder: Path) -> None:
+    """Load an empty library of the driver's name: modules that were linked against the driver load without one."""
+    library, empty = folder / "libcuda.so.1", folder / "empty.c"
+    empty.touch()
+    command = ["gcc", "-shared", "-nostdlib", f"-Wl,-soname,{library.name}", "-o", library, empty]
+    subprocess.run(command, check=True)
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def timed(call: Any, *arguments: Any) -> float:
+    """Seconds that a call takes."""
+    begun = time.monotonic()
+    call(*arguments)
+    return time.monotonic() - begun
+
+
+def bake_sglang(target: Path, jobs: int) -> None:
+    """Build SGLang's modules and keep what its cache looks at: the library and the list of what it was made from."""
+    import torch
+
+    pretend_gpu(torch)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["SGLANG_JIT_CACHE_DIR"] = cache
+        calls = []
+        for path, arguments in sglang_calls(torch):
+            module, _, name = path.rpartition(".")
+            calls.append((name, arguments, getattr(importlib.import_module(f"{OPS}.{module}"), name)))
+        # ninja takes all processors for one module, but most are one file: several modules at a time.
+        with ThreadPoolExecutor(jobs) as pool:
+            running = [pool.submit(timed, call, *arguments) for _, arguments, call in calls]
+            for (name, _, _), one in zip(calls, running, strict=True):
+                print(f"{name}: {one.result():.1f} s", flush=True)
+        for library in sorted(Path(cache).glob("*/*/build-*/deps-*/*.so")):
+            place = target / library.parent.relative_to(cache)
+            place.mkdir(parents=True)
+            for path in (library, library.with_name("sgl_deps.json")):
+                shutil.copyfile(path, place / path.name)
+
+
+def bake_flashinfer() -> None:
+    """Build FlashInfer's modules into the package."""
+    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = f"{CAPABILITY[0]}.{CAPABILITY[1]}f"
+    with tempfile.TemporaryDirectory() as workspace:
+        os.environ["FLASHINFER_WORKSPACE_BASE"] = workspace
+        environment: Any = importlib.import_module("flashinfer.jit.env")
+        made: Any = importlib.import_module("flashinfer.jit.mla").gen_sparse_mla_sm120_module()
+        print(f"{made.name}: {timed(made.build):.1f} s", flush=True)
+        place = environment.FLASHINFER_AOT_DIR / made.name
+        place.mkdir(parents=True)
+        shutil.copyfile(made.jit_library_path, place / f"{made.name}.so")
+
+
+def main() -> None:
+    """Bake both."""
+    target = Path(sys.argv[1])
+    os.environ["NVCC_APPEND_FLAGS"] = SEED
+    with tempfile.TemporaryDirectory() as folder:
+        stand_in_driver(Path(folder))
+        bake_sglang(target / "sglang-jit", os.cpu_count() or 1)
+        if "--sglang-only" not in sys.argv:
+            bake_flashinfer()
+    json.dump({"cpus": os.cpu_count()}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
