@@ -1,4 +1,4 @@
-"""Compiles, inside the image build and without a GPU, what SGLang and FlashInfer would compile with nvcc at first start.
+"""Compiles, in the image build and without a GPU, what SGLang and FlashInfer would compile with nvcc at first start.
 
 Usage: python bake_modules.py FOLDER
 
@@ -13,7 +13,6 @@ many compilers as there are processors, which changes no byte.
 import ctypes
 import functools
 import importlib
-import json
 import os
 import shutil
 import subprocess
@@ -88,6 +87,12 @@ def stand_in_driver(folder: Path) -> None:
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
+def say(text: str) -> None:
+    """A line for the build's log."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def timed(call: Any, *arguments: Any) -> float:
     """Seconds that a call takes."""
     begun = time.monotonic()
@@ -110,7 +115,7 @@ def bake_sglang(target: Path, jobs: int) -> None:
         with ThreadPoolExecutor(jobs) as pool:
             running = [pool.submit(timed, call, *arguments) for _, arguments, call in calls]
             for (name, _, _), one in zip(calls, running, strict=True):
-                print(f"{name}: {one.result():.1f} s", flush=True)
+                say(f"{name}: {one.result():.1f} s")
         for library in sorted(Path(cache).glob("*/*/build-*/deps-*/*.so")):
             place = target / library.parent.relative_to(cache)
             place.mkdir(parents=True)
@@ -125,7 +130,7 @@ def bake_flashinfer() -> None:
         os.environ["FLASHINFER_WORKSPACE_BASE"] = workspace
         environment: Any = importlib.import_module("flashinfer.jit.env")
         made: Any = importlib.import_module("flashinfer.jit.mla").gen_sparse_mla_sm120_module()
-        print(f"{made.name}: {timed(made.build):.1f} s", flush=True)
+        say(f"{made.name}: {timed(made.build):.1f} s")
         place = environment.FLASHINFER_AOT_DIR / made.name
         place.mkdir(parents=True)
         shutil.copyfile(made.jit_library_path, place / f"{made.name}.so")
@@ -140,7 +145,6 @@ def main() -> None:
         bake_sglang(target / "sglang-jit", os.cpu_count() or 1)
         if "--sglang-only" not in sys.argv:
             bake_flashinfer()
-    json.dump({"cpus": os.cpu_count()}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -7,24 +7,26 @@ what either compiled.
 
 import json
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 BAKED_SGLANG = Path("/opt/baked/sglang-jit")
 TRITON_LOG = Path("/tmp/sm120_kernels/compiled")
 REPORT = Path("/tmp/engine_runtime/jit.json")
-# By compiler: the variable that names its folder, and the part of that folder which is its own.
+# By compiler: the variable that names its folder, the part of that folder which is its own, and how the one file ends
+# that it writes for each compilation.
 FOLDERS = {
-    "sglang": ("SGLANG_JIT_CACHE_DIR", ""),
-    "flashinfer": ("FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer"),
-    "tilelang": ("TILELANG_CACHE_DIR", ""),
-    "deep-gemm": ("DG_JIT_CACHE_DIR", ""),
-    "tvm-ffi": ("TVM_FFI_CACHE_DIR", ""),
-    "inductor": ("TORCHINDUCTOR_CACHE_DIR", ""),
+    "sglang": ("SGLANG_JIT_CACHE_DIR", "", ".so"),
+    "flashinfer": ("FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer", ".so"),
+    "tilelang": ("TILELANG_CACHE_DIR", "", "kernel_lib.so"),
+    "deep-gemm": ("SGLANG_DG_CACHE_DIR", "", ".cubin"),
+    "cute": ("SGLANG_CACHE_DIR", "cute_aot", ".o"),
+    "tvm-ffi": ("TVM_FFI_CACHE_DIR", "", ".so"),
+    "inductor": ("TORCHINDUCTOR_CACHE_DIR", "", ".so"),
 }
-COMPILED = (".so", ".cubin")
 SECONDS_BEFORE_READY, SECONDS_AFTER = 2.0, 60.0
 
 
@@ -53,20 +55,14 @@ def link_baked(baked: Path, cache: Path) -> int:
     return len(leaves)
 
 
-def compiled_in(folder: Path) -> set[str]:
-    """The folders below one that hold something compiled. Links are not followed: they lead to what was baked."""
-    return {path for path, _, names in os.walk(folder) if any(name.endswith(COMPILED) for name in names)}
-
-
 def entries(environment: Mapping[str, str]) -> dict[str, set[str]]:
-    """What each compiler's folder holds now."""
-    return {name: compiled_in(folder) for name, folder in _folders(environment)}
-
-
-def _folders(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    for name, (variable, below) in FOLDERS.items():
+    """The compiled files in each compiler's folder. Links are not followed: they lead to what was baked."""
+    found: dict[str, set[str]] = {}
+    for name, (variable, below, ending) in FOLDERS.items():
         if environment.get(variable):
-            yield name, Path(environment[variable]) / below
+            walk = os.walk(Path(environment[variable], below))
+            found[name] = {f"{path}/{file}" for path, _, files in walk for file in files if file.endswith(ending)}
+    return found
 
 
 def count(before: Mapping[str, set[str]], environment: Mapping[str, str], log: Path = TRITON_LOG) -> dict[str, int]:
@@ -98,21 +94,33 @@ def write_report(at_start: Mapping[str, int], since: Mapping[str, int], report: 
     partial.replace(report)
 
 
-def follow(ready: Callable[[], bool], environment: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Count while the engine starts, report once it is ready, and go on reporting what it compiles as it serves."""
+def follow(
+    ready: Callable[[], bool],
+    environment: Mapping[str, str],
+    say: Callable[[str], None],
+    log: Path = TRITON_LOG,
+    report: Path = REPORT,
+) -> None:
+    """Count while the engine starts, report once it is ready, and go on reporting what it compiles as it serves.
+
+    Args:
+        ready: whether the engine serves.
+        say: writes a line into the container's log.
+        log, report: as `count` and `write_report` have them.
+    """
     before = entries(environment)
     while not ready():
         time.sleep(SECONDS_BEFORE_READY)
-    at_start = count(before, environment)
+    at_start = count(before, environment, log)
     say(f"engine_runtime: compiled at start: {words(at_start)}")
     known: dict[str, int] = {}
     while True:
-        now = count(before, environment)
+        now = count(before, environment, log)
         since = {name: number - at_start.get(name, 0) for name, number in now.items()}
         if since != known:
             if any(since.values()):
                 say(f"engine_runtime: compiled since the start: {words(since)}")
-            write_report(at_start, since)
+            write_report(at_start, since, report)
             known = since
         time.sleep(SECONDS_AFTER)
 
@@ -123,6 +131,7 @@ def begin(ready: Callable[[], bool], environment: Mapping[str, str]) -> None:
         link_baked(BAKED_SGLANG, Path(environment["SGLANG_JIT_CACHE_DIR"]))
 
     def say(text: str) -> None:
-        print(text, flush=True)
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
     threading.Thread(target=follow, args=(ready, dict(environment), say), daemon=True, name="jit-count").start()

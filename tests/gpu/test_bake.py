@@ -42,6 +42,10 @@ print(json.dumps(counts))
 """
 
 
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
 def run(code: str, *arguments: str, **environment: str) -> dict:
     """What a process of its own printed last, as JSON."""
     command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
@@ -62,7 +66,7 @@ def baked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs = str(min(14, os.cpu_count() or 1))
     made = run(BAKE, str(folder), str(capability), jobs, CUDA_VISIBLE_DEVICES="")
     assert made["gpu"] is False
-    print(f"\nbaked {made['kernels']} kernels for sm_{capability}a in {time.monotonic() - begun:.0f} s, no GPU in sight")
+    say(f"\nbaked {made['kernels']} kernels for sm_{capability}a in {time.monotonic() - begun:.0f} s without a GPU")
     return folder
 
 
@@ -84,8 +88,8 @@ def call(baked: Path, own: Path, ops: list[str]) -> tuple[dict, list[str]]:
 def test_the_first_call_of_every_op_compiles_nothing(baked: Path, tmp_path: Path) -> None:
     counts, written = call(baked, tmp_path, bake.op_names())
     for op, count in counts.items():
-        print(f"{op}: {count['calls']} calls, {count['compiled']} compiled, {count['seconds']:.1f} s")
-    print(f"compiled in all: {sum(count['compiled'] for count in counts.values())}; written down: {len(written)}")
+        say(f"{op}: {count['calls']} calls, {count['compiled']} compiled, {count['seconds']:.1f} s")
+    say(f"compiled in all: {sum(count['compiled'] for count in counts.values())}; written down: {len(written)}")
     assert len(counts) == len(bake.op_names())
     assert {op: count["compiled"] for op, count in counts.items()} == dict.fromkeys(counts, 0)
     assert written == []
@@ -93,5 +97,5 @@ def test_the_first_call_of_every_op_compiles_nothing(baked: Path, tmp_path: Path
 
 def test_without_the_baked_folder_the_same_calls_compile(tmp_path: Path) -> None:
     counts, written = call(tmp_path / "nothing", tmp_path, ["route_experts"])
-    print(f"control, nothing baked: {counts['route_experts']['compiled']} compiled")
+    say(f"control, nothing baked: {counts['route_experts']['compiled']} compiled")
     assert counts["route_experts"]["compiled"] == len(written) > 0

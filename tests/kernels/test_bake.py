@@ -1,4 +1,4 @@
-"""Kernels compiled without a GPU are found by the same calls later. In processes of their own: here is the interpreter."""
+"""Kernels compiled without a GPU are found by the same calls later; in other processes: here is the interpreter."""
 
 import importlib
 import json

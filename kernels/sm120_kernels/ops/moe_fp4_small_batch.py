@@ -707,9 +707,7 @@ def serving_calls() -> Iterator[Callable[[], object]]:
             x = torch.zeros(tokens, hidden, dtype=torch.bfloat16)
             ids = torch.full((tokens, top_k), -1, dtype=torch.int32)
             for weights in routed.values():
-                yield functools.partial(
-                    moe_fp4_small_batch, x, ids, torch.zeros(tokens, top_k), **weights, **shared
-                )
+                yield functools.partial(moe_fp4_small_batch, x, ids, torch.zeros(tokens, top_k), **weights, **shared)
 
 
 def compile_cases() -> Iterator[CompileCase]:

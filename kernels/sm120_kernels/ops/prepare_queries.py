@@ -209,7 +209,7 @@ def prepare_queries(
 
 
 def serving_calls() -> Iterator[Callable[[], object]]:
-    """With and without the indexer, whose head weights follow the compressors' columns in as many shares as they get."""
+    """With and without the indexer, whose head weights follow the compressors' columns, in as many shares as those."""
     columns = 4 * 512 + 4 * 128
     rope = torch.zeros(1, ROPE_DIM)
     for ranks in serving.RANKS:
