@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from deploy import host_verbs, image_verbs, lock_verbs, model_verbs, patches_verbs, render
+from deploy import bake_verbs, host_verbs, image_verbs, lock_verbs, model_verbs, patches_verbs, render
 from deploy.command_line import (
     ROOT,
     SPEC,
@@ -93,6 +93,7 @@ docker_app = typer.Typer(
 app.add_typer(docker_app, name="docker")
 app.add_typer(bench, name="bench")
 app.add_typer(patches_verbs.app, name="patches")
+app.add_typer(bake_verbs.app)
 app.add_typer(host_verbs.app)
 app.add_typer(image_verbs.app)
 app.add_typer(lock_verbs.app)
@@ -460,9 +461,8 @@ def _status_view(seen: Status) -> Any:
     if not rows:
         return "nothing runs: deploy up"
     head = f"{seen.url}: {'ready' if seen.ready else 'not ready'}" if seen.url else "no router"
-    return render.stacked(
-        head, render.table(["role", "state", "health", "phase", "up", "restarts", "image"], rows, colours)
-    )
+    table = render.table(["role", "state", "health", "phase", "up", "restarts", "image"], rows, colours)
+    return render.stacked(head, table, *(f"{role} {counts.words()}" for role, counts in seen.compiled.items()))
 
 
 def _watch(find: Callable[[], Stack], as_json: bool) -> None:
@@ -471,7 +471,7 @@ def _watch(find: Callable[[], Stack], as_json: bool) -> None:
 
     def look() -> tuple[Status, list[engine_view.RoleView]]:
         stack = find()
-        seen = status(stack)
+        seen = status(stack, ask=False)
         running = any(state.role in ALL_ENGINES and state.status == "running" for state in seen.roles)
         return seen, engines.look(stack) if running else []
 

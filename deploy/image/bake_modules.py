@@ -6,8 +6,8 @@ SGLang's modules go to FOLDER/sglang-jit, laid out as its cache, whose keys hold
 entry point links them into the cache. FlashInfer's go to where it looks for modules that came with it. Both get the
 flags that a 12.0 GPU gets (nvcc 13 compiles for sm_120f then: the family-specific code of sm_120).
 
-nvcc names what has internal linkage after a random number; a fixed seed makes the bytes repeatable. `ninja` runs as
-many compilers as there are processors, which changes no byte.
+nvcc names what has internal linkage after a random number, hence a fixed seed, and files after its process, hence no
+symbol table. `ninja` runs as many compilers as there are processors, which changes no byte.
 """
 
 import ctypes
@@ -30,35 +30,35 @@ OPS = "sglang.kernels.ops"
 
 
 def sglang_calls(torch: Any) -> list[tuple[str, tuple[Any, ...]]]:
-    """The functions of SGLang 0.5.23 that load a module, with the arguments that DeepSeek-V4-Flash on sm_120 gives."""
-    bf16, fp32 = torch.bfloat16, torch.float32
+    """The functions of SGLang 0.5.23 that load a module, with the arguments that DeepSeek-V4-Flash on sm_120 gives them.
+
+    Read from its sources for the switches of compose.yaml. What another switch needs (top-k v2, DeepGEMM's metadata)
+    is compiled at the first start like everything that is not here.
+    """
+    bf16, fp32, e4m3 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
     layout = importlib.import_module(f"{OPS}.attention.dsv4.kv_layout").KVLayout.V4
-    dsv4 = "attention.dsv4"
+    norm_rope, compress = "attention.dsv4.norm_rope", "attention.dsv4.compress"
     calls: list[tuple[str, tuple[Any, ...]]] = [
-        (f"{dsv4}.norm_rope._jit_fused_rope_module", ()),
-        (f"{dsv4}.norm_rope._jit_main_q_norm_rope_module", (bf16, 512, 64, True)),
-        (f"{dsv4}.norm_rope._jit_main_q_norm_rope_module", (bf16, 512, 64, False)),
-        (f"{dsv4}.norm_rope._jit_main_q_indexer_rope_hadamard_quant_module", (bf16,)),
-        (f"{dsv4}.topk._jit_topk_v1_module", ()),
-        (f"{dsv4}.topk._jit_topk_v2_module", ()),
-        (f"{dsv4}.compress._jit_compress_plan_module", ()),
-        (f"{dsv4}.attn._jit_metadata_module", ()),
+        (f"{norm_rope}._jit_fused_rope_module", ()),
+        (f"{norm_rope}._jit_main_q_norm_rope_module", (bf16, 512, 64, True)),
+        (f"{norm_rope}._jit_main_q_norm_rope_module", (bf16, 512, 64, False)),
+        (f"{norm_rope}._jit_main_q_indexer_rope_hadamard_quant_module", (bf16,)),
+        (f"{compress}._jit_compress_plan_module", ()),
+        ("attention.dsv4.topk._jit_topk_v1_module", ()),
         ("moe.dsv4._jit_hash_topk_module", ()),
         ("moe.dsv4._jit_mask_topk_module", ()),
         ("activation.silu_and_mul_clamp._jit_silu_and_mul_clamp_module", (bf16,)),
+        # Input and output, group, then UE8M0 scales, rows, alignment, no SwiGLU, no mask, dependent launch.
+        ("quantization.per_token_group_quant._jit_module", (bf16, e4m3, 128, False, False, True, False, False, True)),
         ("gemm.fp8_blockwise_gemm._jit_fp8_blockwise_module", ()),
     ]
     # Pages of the sliding window: 64 tokens with SGLANG_OPT_SM120_DIRECT_SWA_KV, else 256.
     for page in (64, 256):
-        for name in ("_jit_main_k_norm_rope_flashmla_module", "_jit_main_k_norm_rope_q_flashmla_module"):
-            calls.append((f"{dsv4}.norm_rope.{name}", (bf16, 512, 64, page, layout)))
-    # C4, C128 and the indexer's keys, from a projection in bf16 or fp32.
-    for kind in (bf16, fp32):
-        for dim, page in ((512, 64), (512, 2), (128, 64)):
-            calls.append((f"{dsv4}.compress._jit_compress_norm_rope_module", (kind, dim, 64, page, False, layout)))
-    for dim, ratio in ((512, 4), (512, 128), (128, 4)):
-        for given, returned in ((bf16, bf16), (bf16, fp32), (fp32, fp32)):
-            calls.append((f"{dsv4}.compress._jit_compress_module", (dim, fp32, given, returned, ratio)))
+        calls.append((f"{norm_rope}._jit_main_k_norm_rope_flashmla_module", (bf16, 512, 64, page, layout)))
+    # C4, C128 and the indexer's keys; what they are pooled from is fp32.
+    for dim, ratio, page in ((512, 4, 64), (512, 128, 2), (128, 4, 64)):
+        calls.append((f"{compress}._jit_compress_module", (dim, fp32, fp32, fp32, ratio)))
+        calls.append((f"{compress}._jit_compress_norm_rope_module", (fp32, dim, 64, page, False, layout)))
     return calls
 
 
@@ -100,6 +100,11 @@ def timed(call: Any, *arguments: Any) -> float:
     return time.monotonic() - begun
 
 
+def keep(library: Path, folder: Path) -> None:
+    """Copy a library without its symbol table, in which nvcc left the number of its process."""
+    subprocess.run(["strip", "--strip-all", "-o", folder / library.name, library], check=True)
+
+
 def bake_sglang(target: Path, jobs: int) -> None:
     """Build SGLang's modules and keep what its cache looks at: the library and the list of what it was made from."""
     import torch
@@ -119,8 +124,8 @@ def bake_sglang(target: Path, jobs: int) -> None:
         for library in sorted(Path(cache).glob("*/*/build-*/deps-*/*.so")):
             place = target / library.parent.relative_to(cache)
             place.mkdir(parents=True)
-            for path in (library, library.with_name("sgl_deps.json")):
-                shutil.copyfile(path, place / path.name)
+            shutil.copyfile(library.with_name("sgl_deps.json"), place / "sgl_deps.json")
+            keep(library, place)
 
 
 def bake_flashinfer() -> None:
@@ -133,7 +138,7 @@ def bake_flashinfer() -> None:
         say(f"{made.name}: {timed(made.build):.1f} s")
         place = environment.FLASHINFER_AOT_DIR / made.name
         place.mkdir(parents=True)
-        shutil.copyfile(made.jit_library_path, place / f"{made.name}.so")
+        keep(made.jit_library_path, place)
 
 
 def main() -> None:
@@ -143,8 +148,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         stand_in_driver(Path(folder))
         bake_sglang(target / "sglang-jit", os.cpu_count() or 1)
-        if "--sglang-only" not in sys.argv:
-            bake_flashinfer()
+        bake_flashinfer()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Triton's cache writes each compilation of this container down (`sm120_kernels.baked`). The other compilers are counted
 by what is in their folders now and was not at the start; roles of one host share these folders, so each of them counts
-what either compiled.
+what either compiled. `python -m engine_runtime.jit` prints how much each compiler has written so far.
 """
 
 import json
@@ -80,6 +80,12 @@ def count(before: Mapping[str, set[str]], environment: Mapping[str, str], log: P
     return {"triton": triton} | {name: len(found - before.get(name, set())) for name, found in now.items()}
 
 
+def main() -> None:
+    """Print how much each compiler has written so far, as JSON."""
+    written = count({}, os.environ)
+    sys.stdout.write(json.dumps(written) + "\n")
+
+
 def words(counts: Mapping[str, int]) -> str:
     """Counts for people: `3 (triton 2, flashinfer 1)`."""
     some = ", ".join(f"{name} {number}" for name, number in counts.items() if number)
@@ -135,3 +141,7 @@ def begin(ready: Callable[[], bool], environment: Mapping[str, str]) -> None:
         sys.stdout.flush()
 
     threading.Thread(target=follow, args=(ready, dict(environment), say), daemon=True, name="jit-count").start()
+
+
+if __name__ == "__main__":
+    main()
