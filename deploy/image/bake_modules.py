@@ -30,7 +30,7 @@ OPS = "sglang.kernels.ops"
 
 
 def sglang_calls(torch: Any) -> list[tuple[str, tuple[Any, ...]]]:
-    """The functions of SGLang 0.5.23 that load a module, with the arguments that DeepSeek-V4-Flash on sm_120 gives them.
+    """The functions of SGLang 0.5.23 that load a module, with the arguments of DeepSeek-V4-Flash on sm_120.
 
     Read from its sources for the switches of compose.yaml. What another switch needs (top-k v2, DeepGEMM's metadata)
     is compiled at the first start like everything that is not here.
@@ -107,45 +107,46 @@ def keep(library: Path, folder: Path) -> None:
 
 def bake_sglang(target: Path, jobs: int) -> None:
     """Build SGLang's modules and keep what its cache looks at: the library and the list of what it was made from."""
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     pretend_gpu(torch)
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["SGLANG_JIT_CACHE_DIR"] = cache
-        calls = []
-        for path, arguments in sglang_calls(torch):
-            module, _, name = path.rpartition(".")
-            calls.append((name, arguments, getattr(importlib.import_module(f"{OPS}.{module}"), name)))
-        # ninja takes all processors for one module, but most are one file: several modules at a time.
-        with ThreadPoolExecutor(jobs) as pool:
-            running = [pool.submit(timed, call, *arguments) for _, arguments, call in calls]
-            for (name, _, _), one in zip(calls, running, strict=True):
-                say(f"{name}: {one.result():.1f} s")
-        for library in sorted(Path(cache).glob("*/*/build-*/deps-*/*.so")):
-            place = target / library.parent.relative_to(cache)
-            place.mkdir(parents=True)
-            shutil.copyfile(library.with_name("sgl_deps.json"), place / "sgl_deps.json")
-            keep(library, place)
+    cache = Path(os.environ["SGLANG_JIT_CACHE_DIR"])
+    calls: list[tuple[str, tuple[Any, ...], Any]] = []
+    for path, arguments in sglang_calls(torch):
+        module, _, name = path.rpartition(".")
+        calls.append((name, arguments, getattr(importlib.import_module(f"{OPS}.{module}"), name)))
+    # ninja takes all processors for one module, but each is one file: several modules at a time.
+    with ThreadPoolExecutor(jobs) as pool:
+        running = [pool.submit(timed, call, *arguments) for _, arguments, call in calls]
+        for (name, _, _), one in zip(calls, running, strict=True):
+            say(f"{name}: {one.result():.1f} s")
+    for library in sorted(cache.glob("*/*/build-*/deps-*/*.so")):
+        place = target / library.parent.relative_to(cache)
+        place.mkdir(parents=True)
+        shutil.copyfile(library.with_name("sgl_deps.json"), place / "sgl_deps.json")
+        keep(library, place)
 
 
 def bake_flashinfer() -> None:
     """Build FlashInfer's modules into the package."""
-    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = f"{CAPABILITY[0]}.{CAPABILITY[1]}f"
-    with tempfile.TemporaryDirectory() as workspace:
-        os.environ["FLASHINFER_WORKSPACE_BASE"] = workspace
-        environment: Any = importlib.import_module("flashinfer.jit.env")
-        made: Any = importlib.import_module("flashinfer.jit.mla").gen_sparse_mla_sm120_module()
-        say(f"{made.name}: {timed(made.build):.1f} s")
-        place = environment.FLASHINFER_AOT_DIR / made.name
-        place.mkdir(parents=True)
-        keep(made.jit_library_path, place)
+    environment: Any = importlib.import_module("flashinfer.jit.env")
+    made: Any = importlib.import_module("flashinfer.jit.mla").gen_sparse_mla_sm120_module()
+    say(f"{made.name}: {timed(made.build):.1f} s")
+    place = environment.FLASHINFER_AOT_DIR / made.name
+    place.mkdir(parents=True)
+    keep(made.jit_library_path, place)
 
 
 def main() -> None:
     """Bake both."""
     target = Path(sys.argv[1])
-    os.environ["NVCC_APPEND_FLAGS"] = SEED
     with tempfile.TemporaryDirectory() as folder:
+        # Before anything is imported: FlashInfer looks at them but once.
+        os.environ |= {
+            "NVCC_APPEND_FLAGS": SEED,
+            "SGLANG_JIT_CACHE_DIR": f"{folder}/sglang",
+            "FLASHINFER_WORKSPACE_BASE": folder,
+            "FLASHINFER_CUDA_ARCH_LIST": "{}.{}f".format(*CAPABILITY),
+        }
         stand_in_driver(Path(folder))
         bake_sglang(target / "sglang-jit", os.cpu_count() or 1)
         bake_flashinfer()
