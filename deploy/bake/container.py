@@ -98,10 +98,13 @@ def unpack(stack: Stack, image: str, source: Path, progress: Progress = lambda d
         target = cast("IO[bytes]", unpacking.stdin)
         # If it gives up, what it says tells why.
         with suppress(BrokenPipeError):
-            while chunk := file.read(CHUNK_BYTES):
-                target.write(unpacker.decompress(chunk))
-                done += len(chunk)
-                progress(done, total)
+            try:
+                while chunk := file.read(CHUNK_BYTES):
+                    target.write(unpacker.decompress(chunk))
+                    done += len(chunk)
+                    progress(done, total)
+            except zstandard.ZstdError as error:
+                raise _failed("unpack", f"{source} is no packed cache: {error}") from error
         with suppress(BrokenPipeError):
             target.close()
         answer = cast("IO[bytes]", unpacking.stdout).read()
@@ -125,25 +128,15 @@ def _container(stack: Stack, image: str, verb: str, *, writable: bool) -> Genera
             cast("IO[bytes]", process.stdin).close()
         try:
             yield process
-        except BaseException as error:
+        except BaseException:
             process.kill()
             with suppress(DockerException):
                 DockerClient().container.remove(name, force=True)
-            # Its own last words say more than what we tripped over.
-            if isinstance(error, json.JSONDecodeError):
-                raise _failed(verb, process) from error
             raise
-        said = cast("IO[bytes]", process.stderr).read()
+        said = cast("IO[bytes]", process.stderr).read().decode(errors="replace").strip().splitlines()
     if process.returncode:
-        raise _failed(verb, process, said)
+        raise _failed(verb, said[-1] if said else f"the container ended with {process.returncode}")
 
 
-def _failed(verb: str, process: subprocess.Popen[bytes], said: bytes = b"") -> DeployError:
-    if not said and process.stderr and not process.stderr.closed:
-        said = process.stderr.read()
-    lines = said.decode(errors="replace").strip().splitlines()
-    return DeployError(
-        f"the engines' cache could not be {verb}ed",
-        lines[-1] if lines else f"the container ended with {process.returncode}",
-        "docker info; then run the same command again",
-    )
+def _failed(verb: str, why: str) -> DeployError:
+    return DeployError(f"the engines' cache could not be {verb}ed", why, "docker info; then run the same command again")
