@@ -83,10 +83,11 @@ FROM patched AS kernels
 ARG SOURCE_DATE_EPOCH
 ENV TRITON_DISABLE_LINE_INFO=1
 RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,from=wheels,source=/wheels,target=/tmp/wheels \
+    --mount=type=cache,id=deepseek-v4-flash-sm120-triton,target=/tmp/triton \
     set -eu; umask 022; site=/opt/venv/lib/python3.11/site-packages; \
     python -m zipfile --extract /tmp/wheels/sm120_kernels-*.whl "$site"; \
     python -m compileall -q --invalidation-mode unchecked-hash "$site/sm120_kernels"; \
-    python -m sm120_kernels.bake /opt/baked/triton; \
+    python -m sm120_kernels.bake --cache /tmp/triton /opt/baked/triton; \
     find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 
 FROM kernels AS runtime

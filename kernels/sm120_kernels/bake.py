@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,39 +119,50 @@ def serving_calls(op: str) -> list[Callable[[], object]]:
         return list(importlib.import_module(f"{ops.__name__}.{op}").serving_calls())
 
 
+@dataclass
+class Seen:
+    """Kernels that Triton was asked for.
+
+    Attributes:
+        compiled: names of those that were in no cache.
+        folders: where in the cache each of them is, the others too.
+    """
+
+    compiled: list[str] = field(default_factory=list)
+    folders: set[Path] = field(default_factory=set)
+
+
 @contextmanager
-def counted() -> Iterator[list[str]]:
-    """Inside, the names of the kernels that Triton compiles because they are in no cache."""
-    compiled: list[str] = []
+def watched() -> Iterator[Seen]:
+    """Inside, what Triton is asked for."""
+    seen = Seen()
 
     def listener(*, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
         if not cache_hit:
-            compiled.append(src.name)
+            seen.compiled.append(src.name)
+        seen.folders |= {Path(path).parent for path in metadata_group.values()}
 
     previous = triton.knobs.compilation.listener
     triton.knobs.compilation.listener = listener
     try:
-        yield compiled
+        yield seen
     finally:
         triton.knobs.compilation.listener = previous
 
 
-def compile_ops(capability: int, names: Sequence[str], part: int = 0, parts: int = 1) -> list[str]:
+def compile_ops(capability: int, names: Sequence[str], part: int = 0, parts: int = 1) -> Seen:
     """Compile the ops' serving calls into Triton's cache (TRITON_CACHE_DIR).
 
     Args:
         capability: a key of `GPUS`.
         names: the ops.
         part, parts: of all kernels only those whose key falls into this part, so that processes can share the work.
-
-    Returns:
-        The kernels that were not in the cache.
     """
 
     def is_others(*, key: str, **_: Any) -> bool:
         return zlib.crc32(key.encode()) % parts != part
 
-    with counted() as compiled, without_gpu(GPUS[capability]):
+    with watched() as seen, without_gpu(GPUS[capability]):
         triton.knobs.runtime.jit_cache_hook = is_others if parts > 1 else None
         try:
             for name in names:
@@ -159,10 +170,10 @@ def compile_ops(capability: int, names: Sequence[str], part: int = 0, parts: int
                     call()
         finally:
             triton.knobs.runtime.jit_cache_hook = None
-    return compiled
+    return seen
 
 
-def bake(target: Path, capability: int, names: Sequence[str], jobs: int) -> int:
+def bake(target: Path, capability: int, names: Sequence[str], jobs: int, cache: Path) -> Seen:
     """Write a baked folder.
 
     Args:
@@ -170,33 +181,32 @@ def bake(target: Path, capability: int, names: Sequence[str], jobs: int) -> int:
         capability: a key of `GPUS`.
         names: the ops.
         jobs: processes.
+        cache: Triton's own; what an earlier bake left there is not compiled again.
 
-    Returns:
-        The number of kernels.
+    Raises:
+        FileExistsError: the folder is there already.
     """
-    if target.exists():
-        raise FileExistsError(f"{target} is there already")
-    with tempfile.TemporaryDirectory() as cache:
-        # Everything of this process's own settings but where the cache is goes into the keys, as at run time.
-        os.environ["TRITON_CACHE_DIR"] = cache
-        os.environ.pop("TRITON_CACHE_MANAGER", None)
-        if jobs > 1:
-            with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-                list(pool.map(compile_ops, repeat(capability), repeat(names), range(jobs), repeat(jobs)))
-        compile_ops(capability, names)
-        return keep(Path(cache), target)
-
-
-def keep(cache: Path, target: Path) -> int:
-    """Copy binaries and descriptions out of a cache of Triton's; the rest only a compiler needs. The kernels copied."""
     target.mkdir(parents=True)
-    kernels = sorted(path for path in cache.glob("*/*.cubin"))
-    for binary in kernels:
-        place = target / binary.parent.name
-        place.mkdir()
-        for path in (binary, binary.with_suffix(".json")):
+    # Everything of this process's own settings but where the cache is goes into the keys, as at run time.
+    os.environ["TRITON_CACHE_DIR"] = str(cache)
+    os.environ.pop("TRITON_CACHE_MANAGER", None)
+    compiled: list[str] = []
+    if jobs > 1:
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            for seen in pool.map(compile_ops, repeat(capability), repeat(names), range(jobs), repeat(jobs)):
+                compiled += seen.compiled
+    seen = compile_ops(capability, names)
+    for folder in seen.folders:
+        keep(folder, target / folder.name)
+    return Seen(compiled + seen.compiled, seen.folders)
+
+
+def keep(kernel: Path, place: Path) -> None:
+    """Copy a kernel's binary and description out of Triton's cache; the rest only a compiler needs."""
+    place.mkdir()
+    for path in kernel.iterdir():
+        if path.suffix in (".cubin", ".json") and not path.name.startswith("__grp__"):
             shutil.copyfile(path, place / path.name)
-    return len(kernels)
 
 
 def bake_launcher(target: Path) -> None:
@@ -228,13 +238,16 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="made new; sm120_kernels.baked reads it")
     parser.add_argument("--capability", type=int, choices=sorted(GPUS), default=120)
     parser.add_argument("--op", action="append", choices=op_names(), help="this op, not those that hooks call; repeat")
+    parser.add_argument("--cache", type=Path, help="Triton's own, kept from bake to bake (a temporary one)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (%(default)s)")
     arguments = parser.parse_args()
     names = arguments.op or served_ops()
-    kernels = bake(arguments.folder, arguments.capability, names, arguments.jobs)
+    with tempfile.TemporaryDirectory() as temporary:
+        cache = arguments.cache or Path(temporary)
+        seen = bake(arguments.folder, arguments.capability, names, arguments.jobs, cache)
     bake_launcher(arguments.folder)
     size = sum(path.stat().st_size for path in arguments.folder.rglob("*") if path.is_file())
-    facts = {"ops": names, "kernels": kernels, "bytes": size, "capability": arguments.capability}
+    facts = {"ops": names, "kernels": len(seen.folders), "compiled": len(seen.compiled), "bytes": size}
     sys.stdout.write(json.dumps(facts) + "\n")
     return 0
 

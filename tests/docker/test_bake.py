@@ -55,7 +55,7 @@ print(json.dumps(str(spec.get_library_path())))
 KERNELS = """
 import json
 from sm120_kernels import bake
-print(json.dumps(bake.compile_ops(120, bake.served_ops())))
+print(json.dumps(bake.compile_ops(120, bake.served_ops()).compiled))
 """
 CODE = """
 import json, subprocess, sys

@@ -22,22 +22,23 @@ import json, sys
 from pathlib import Path
 from sm120_kernels import bake
 import torch
-print(json.dumps({"gpu": torch.cuda.is_available(), "kernels": bake.bake(
-    Path(sys.argv[1]), int(sys.argv[2]), bake.op_names(), int(sys.argv[3]))}))
+target = Path(sys.argv[1])
+seen = bake.bake(target, int(sys.argv[2]), bake.op_names(), int(sys.argv[3]), target.with_name("cache"))
+print(json.dumps({"gpu": torch.cuda.is_available(), "kernels": len(seen.folders)}))
 """
 CALL = """
 import json, sys, time
 import torch
 from sm120_kernels import bake
 counts = {}
-with bake.counted() as compiled:
+with bake.watched() as seen:
     for op in sys.argv[1].split(","):
-        before, begun = len(compiled), time.monotonic()
+        before, begun = len(seen.compiled), time.monotonic()
         calls = bake.serving_calls(op)
         for call in calls:
             call()
         torch.cuda.synchronize()
-        counts[op] = {"calls": len(calls), "compiled": len(compiled) - before, "seconds": time.monotonic() - begun}
+        counts[op] = {"calls": len(calls), "compiled": len(seen.compiled) - before, "seconds": time.monotonic() - begun}
 print(json.dumps(counts))
 """
 
