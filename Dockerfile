@@ -56,7 +56,11 @@ RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=modul
     # Names that a linker asks for and CUDA's wheels lack; the driver's library itself is only there at run time.
     mkdir /opt/cuda-link; ln -s "$CUDA_HOME/lib/libcudart.so.13" /opt/cuda-link/libcudart.so; \
     gcc -shared -nostdlib -Wl,-soname,libcuda.so.1 -o /opt/cuda-link/libcuda.so -x c /dev/null; \
-    python -W ignore /tmp/modules/bake_modules.py /opt/baked; \
+    python -W ignore /tmp/modules/bake_modules.py sglang /opt/baked/sglang-jit; \
+    find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=modules,target=/tmp/modules \
+    set -eu; umask 022; \
+    python -W ignore /tmp/modules/bake_modules.py flashinfer; \
     find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 
 # ---- patched: the textual changes to SGLang

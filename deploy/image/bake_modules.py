@@ -1,8 +1,9 @@
 """Compiles, in the image build and without a GPU, what SGLang and FlashInfer would compile with nvcc at first start.
 
-Usage: python bake_modules.py FOLDER
+Usage: python bake_modules.py sglang FOLDER
+       python bake_modules.py flashinfer
 
-SGLang's modules go to FOLDER/sglang-jit, laid out as its cache, whose keys hold contents and no host; the engine's
+SGLang's modules go to FOLDER, laid out as its cache, whose keys hold contents and no host; the engine's
 entry point links them into the cache. FlashInfer's go to where it looks for modules that came with it. Both get the
 flags that a 12.0 GPU gets (nvcc 13 compiles for sm_120f then: the family-specific code of sm_120).
 
@@ -137,8 +138,7 @@ def bake_flashinfer() -> None:
 
 
 def main() -> None:
-    """Bake both."""
-    target = Path(sys.argv[1])
+    """Bake what the command line names."""
     with tempfile.TemporaryDirectory() as folder:
         # Before anything is imported: FlashInfer looks at them but once.
         os.environ |= {
@@ -148,8 +148,10 @@ def main() -> None:
             "FLASHINFER_CUDA_ARCH_LIST": "{}.{}f".format(*CAPABILITY),
         }
         stand_in_driver(Path(folder))
-        bake_sglang(target / "sglang-jit", os.cpu_count() or 1)
-        bake_flashinfer()
+        if sys.argv[1] == "sglang":
+            bake_sglang(Path(sys.argv[2]), os.cpu_count() or 1)
+        else:
+            bake_flashinfer()
 
 
 if __name__ == "__main__":
