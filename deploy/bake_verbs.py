@@ -14,7 +14,7 @@ from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
 from deploy.image.registry import Client, parse_registry
-from deploy.image.transfer import require_built
+from deploy.image.transfer import require_built, tag_of
 from deploy.lock.document import FILE_NAME
 from deploy.lock.model import ImageLock, read_lock, write_lock
 from deploy.spec.load import load
@@ -83,7 +83,7 @@ def bake_verb(
             def harvested(done: int, total: int) -> None:
                 running.progress("packing", done, total)
 
-            baked = bake(stack, image, gpu, client, harvested)
+            baked = bake(stack, image, tag_of(image), gpu, client, harvested)
             size = f"{baked.packed.files} files, {baked.packed.size / 1e6:,.1f} MB"
             running.outcome = f"{size}, {baked.cache.size / 1e6:,.1f} MB compressed"
         known = with_cache(image, baked.cache)

@@ -59,8 +59,12 @@ def find(image: ImageLock | None, gpu: str) -> LockedCache | None:
     return next((cache for cache in image.cache if cache.gpu == gpu), None) if image else None
 
 
-def bake(stack: Stack, image: ImageLock, gpu: str, client: Client, harvested: Progress) -> Baked:
+def bake(stack: Stack, image: ImageLock, name: str, gpu: str, client: Client, harvested: Progress) -> Baked:
     """Take the engines' cache and put it beside the image.
+
+    Args:
+        name: what Docker calls the image.
+        harvested: called with bytes packed and in all.
 
     Raises:
         DeployError: the image itself is not in the registry, or the cache cannot be read.
@@ -68,7 +72,7 @@ def bake(stack: Stack, image: ImageLock, gpu: str, client: Client, harvested: Pr
     subject = _subject(image, client)
     with tempfile.TemporaryDirectory(dir=_folder()) as folder:
         file = Path(folder, "caches")
-        packed = container.pack(stack, image.id, file, harvested)
+        packed = container.pack(stack, name, file, harvested)
         if not packed.files:
             raise DeployError(
                 "there is nothing to bake",
@@ -99,6 +103,7 @@ def with_cache(image: ImageLock, cache: LockedCache) -> ImageLock:
 def restore(
     stack: Stack,
     image: ImageLock,
+    name: str,
     gpu: str,
     client: Client,
     state: State,
@@ -107,6 +112,10 @@ def restore(
     """Fill the stack's cache with the locked one, once for each volume. Returns in words what was done.
 
     A registry that does not answer or has no such cache is no reason not to start: the engines compile for themselves.
+
+    Args:
+        name: what Docker calls the image.
+        progress: called with bytes fetched and in all.
 
     Raises:
         DeployError: the registry holds something else than was locked.
@@ -133,7 +142,7 @@ def restore(
         return f"{client.registry.host} has none for {gpu}: what the image lacks is compiled"
     except RegistryUnreachable as error:
         return f"{error.message}: what the image lacks is compiled"
-    came = container.unpack(stack, image.id, target)
+    came = container.unpack(stack, name, target)
     target.unlink(missing_ok=True)
     write(record, json.dumps(_mark(stack, cache)))
     return f"{came} files, {cache.size / 1e6:,.1f} MB from {client.registry.host}"

@@ -147,7 +147,7 @@ def up(
         before = _identities(stack)
         if locked and spec_file.spec.image.registry and image.id in (locked.id, locked.manifest):
             with step("caches", report) as running:
-                running.outcome = _restore_caches(stack, spec_file, locked, state, running)
+                running.outcome = _restore_caches(stack, spec_file, locked, image.tag, state, running)
         with _undone_on_failure(stack, before, report):
             write(state.environment, render(lines))
             config = stack.config()
@@ -165,7 +165,9 @@ def up(
     return Result(acceptance, image, changed, time.monotonic() - begun)
 
 
-def _restore_caches(stack: Stack, spec_file: SpecFile, locked: ImageLock, state: State, running: Running) -> str:
+def _restore_caches(
+    stack: Stack, spec_file: SpecFile, locked: ImageLock, image: str, state: State, running: Running
+) -> str:
     """Have what another host compiled. Volumes of a stack that runs are left alone: its engines use them."""
     # Here and not above: most stacks have no registry.
     from deploy.bake.artifact import gpu_kind, restore
@@ -178,7 +180,7 @@ def _restore_caches(stack: Stack, spec_file: SpecFile, locked: ImageLock, state:
         running.progress("from the registry", done, total)
 
     with Client(parse_registry(spec_file.spec.image.registry)) as client:
-        return restore(stack, locked, gpu, client, state, progress)
+        return restore(stack, locked, image, gpu, client, state, progress)
 
 
 def _locked_image(root: Path) -> ImageLock | None:

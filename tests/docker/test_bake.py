@@ -127,7 +127,7 @@ class Place:
 
 
 @pytest.fixture
-def place(image: str, tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path) -> Iterator[Place]:
     port = free_port()
     with registry(tmp_path / "registry", port), proxy(port) as before:
         # In the place of the pushed engine image, whose gigabytes are beside the point.
@@ -139,9 +139,7 @@ def place(image: str, tmp_path: Path) -> Iterator[Place]:
         docker("image", "rm", name)
         with Client(parse_registry(f"127.0.0.1:{before.port}")) as client:
             manifest = client.manifest("small").digest
-        identity = docker("image", "inspect", "--format", "{{.Id}}", image).strip()
-        locked = ImageLock(inputs=uuid.uuid4().hex * 2, environment="0" * 64, manifest=manifest)
-        yield Place(before, locked.model_copy(update={"id": identity}))
+        yield Place(before, ImageLock(inputs=uuid.uuid4().hex * 2, environment="0" * 64, manifest=manifest))
 
 
 @pytest.fixture
@@ -185,23 +183,23 @@ def test_what_one_host_compiled_is_on_the_next_before_its_engines_start(
     inside(first, image, COMPILE)
     steps: list[tuple[int, int]] = []
     with place.client() as client:
-        baked = artifact.bake(first, place.image, "cpu", client, lambda done, total: steps.append((done, total)))
+        baked = artifact.bake(first, place.image, image, "cpu", client, lambda done, total: steps.append((done, total)))
         assert baked.packed.files == 2
         assert steps and steps[-1][0] == steps[-1][1] == baked.packed.size
         locked = artifact.with_cache(place.image, baked.cache)
         inside(second, image, "mkdir -p triton/KEY; echo mine > triton/KEY/own.cubin")
         state = State(tmp_path / "state")
-        said = artifact.restore(second, locked, "cpu", client, state)
+        said = artifact.restore(second, locked, image, "cpu", client, state)
         assert said.startswith("2 files, 0.3 MB from 127.0.0.1")
         there = inside(second, image, LIST)
         for line in inside(first, image, LIST).splitlines():
             assert line in there or "locks" in line
         assert "own.cubin" in there and "deps-3" not in inside(second, image, "find .")
         assert " 65532\n" in there and " 0\n" not in there
-        assert artifact.restore(second, locked, "cpu", client, state) == "already here"
+        assert artifact.restore(second, locked, image, "cpu", client, state) == "already here"
         # A volume that is new is filled anew.
         docker("volume", "rm", container.volume_name(second))
-        assert artifact.restore(second, locked, "cpu", client, state).startswith("2 files")
+        assert artifact.restore(second, locked, image, "cpu", client, state).startswith("2 files")
 
 
 def test_a_cache_is_for_one_kind_of_gpu_and_its_absence_stops_nothing(
@@ -211,14 +209,14 @@ def test_a_cache_is_for_one_kind_of_gpu_and_its_absence_stops_nothing(
     inside(first, image, COMPILE)
     state = State(tmp_path / "state")
     with place.client() as client:
-        baked = artifact.bake(first, place.image, "cpu", client, lambda done, total: None)
+        baked = artifact.bake(first, place.image, image, "cpu", client, lambda done, total: None)
         locked = artifact.with_cache(place.image, baked.cache)
-        assert artifact.restore(second, locked, "sm_120", client, state).startswith("none baked for sm_120")
+        assert artifact.restore(second, locked, image, "sm_120", client, state).startswith("none baked for sm_120")
         gone = locked.model_copy(update={"cache": (baked.cache.model_copy(update={"manifest": "sha256:" + "0" * 64}),)})
-        assert "has none for cpu" in artifact.restore(second, gone, "cpu", client, state)
+        assert "has none for cpu" in artifact.restore(second, gone, image, "cpu", client, state)
     away = replace(parse_registry("127.0.0.1:1"))
     with Client(away) as client:
-        assert "does not answer" in artifact.restore(second, locked, "cpu", client, state)
+        assert "does not answer" in artifact.restore(second, locked, image, "cpu", client, state)
     assert inside(second, image, "find . -type f") == ""
 
 
@@ -228,26 +226,26 @@ def test_another_cache_in_the_place_of_the_locked_one_is_refused(
     first, second = stacks
     inside(first, image, COMPILE)
     with place.client() as client:
-        cache = artifact.bake(first, place.image, "cpu", client, lambda done, total: None).cache
+        cache = artifact.bake(first, place.image, image, "cpu", client, lambda done, total: None).cache
         blob = next((tmp_path / "registry").rglob(f"{cache.blob.removeprefix('sha256:')}/data"))
         content = bytearray(blob.read_bytes())
         content[1000] ^= 1
         blob.write_bytes(content)
         locked = artifact.with_cache(place.image, cache)
         with pytest.raises(DeployError):
-            artifact.restore(second, locked, "cpu", client, State(tmp_path / "state"))
+            artifact.restore(second, locked, image, "cpu", client, State(tmp_path / "state"))
     assert inside(second, image, "find . -type f") == ""
 
 
 def test_an_empty_cache_and_an_image_in_no_registry_are_refused_with_the_way_out(
-    place: Place, stacks: tuple[Stack, Stack]
+    place: Place, stacks: tuple[Stack, Stack], image: str
 ) -> None:
     with place.client() as client:
         with pytest.raises(DeployError) as empty:
-            artifact.bake(stacks[0], place.image, "cpu", client, lambda done, total: None)
+            artifact.bake(stacks[0], place.image, image, "cpu", client, lambda done, total: None)
         assert "deploy up" in empty.value.fix
         with pytest.raises(DeployError) as unpushed:
-            artifact.bake(stacks[0], place.image.model_copy(update={"manifest": ""}), "cpu", client, lambda *_: None)
+            artifact.bake(stacks[0], place.image.model_copy(update={"manifest": ""}), image, "cpu", client, print)
         assert unpushed.value.fix == "deploy push"
 
 
