@@ -44,8 +44,27 @@ RUN --mount=type=tmpfs,target=/tmp --mount=type=bind,source=tools,target=/tmp/to
     --mount=type=cache,id=deepseek-v4-flash-sm120-wheels,target=/tmp/wheels \
     sh /tmp/tools/install_wheels.sh
 
+# ---- modules: what SGLang and FlashInfer would compile with nvcc at first start, for sm_120. Below the patches, which
+# touch none of its sources
+FROM engine AS modules
+ARG SOURCE_DATE_EPOCH
+# nvcc looks for libraries in lib64, CUDA's wheels have lib.
+ENV LIBRARY_PATH=/opt/cuda-link:/opt/venv/lib/python3.11/site-packages/nvidia/cu13/lib \
+    HOME=/tmp
+RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=modules,target=/tmp/modules \
+    set -eu; umask 022; \
+    # Names that a linker asks for and CUDA's wheels lack; the driver's library itself is only there at run time.
+    mkdir /opt/cuda-link; ln -s "$CUDA_HOME/lib/libcudart.so.13" /opt/cuda-link/libcudart.so; \
+    gcc -shared -nostdlib -Wl,-soname,libcuda.so.1 -o /opt/cuda-link/libcuda.so -x c /dev/null; \
+    python -W ignore /tmp/modules/bake_modules.py sglang /opt/baked/sglang-jit; \
+    find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=modules,target=/tmp/modules \
+    set -eu; umask 022; \
+    python -W ignore /tmp/modules/bake_modules.py flashinfer; \
+    find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+
 # ---- patched: the textual changes to SGLang
-FROM engine AS patched
+FROM modules AS patched
 ARG SOURCE_DATE_EPOCH
 RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=patches,target=/tmp/patches \
     set -eu; umask 022; \
@@ -62,24 +81,30 @@ RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=tools
         /tmp/tools/uv build --wheel --offline --no-cache --python /usr/bin/python3 --out-dir /wheels "/tmp/$package"; \
     done
 
-# ---- runtime: they lie on top, so that a changed kernel replaces this layer and no other
-FROM patched AS runtime
+# ---- kernels, then runtime: they lie on top, so that a changed kernel replaces its layer and no other. The kernels come
+# compiled; whatever Triton's keys contain is set here and holds in the running engine too.
+FROM patched AS kernels
+ARG SOURCE_DATE_EPOCH
+ENV TRITON_DISABLE_LINE_INFO=1
+RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,from=wheels,source=/wheels,target=/tmp/wheels \
+    --mount=type=cache,id=deepseek-v4-flash-sm120-triton,target=/tmp/triton \
+    set -eu; umask 022; site=/opt/venv/lib/python3.11/site-packages; \
+    python -m zipfile --extract /tmp/wheels/sm120_kernels-*.whl "$site"; \
+    python -m compileall -q --invalidation-mode unchecked-hash "$site/sm120_kernels"; \
+    python -m sm120_kernels.bake --cache /tmp/triton /opt/baked/triton; \
+    find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+
+FROM kernels AS runtime
 ARG SOURCE_DATE_EPOCH
 RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,from=wheels,source=/wheels,target=/tmp/wheels \
     --mount=type=bind,source=packages/engine/cpu_standins,target=/tmp/cpu_standins \
     set -eu; umask 022; site=/opt/venv/lib/python3.11/site-packages; \
-    for wheel in /tmp/wheels/*.whl; do python -m zipfile --extract "$wheel" "$site"; done; \
+    python -m zipfile --extract /tmp/wheels/engine_runtime-*.whl "$site"; \
     cp -r /tmp/cpu_standins /opt; \
-    python -m compileall -q --invalidation-mode unchecked-hash \
-        "$site/sm120_kernels" "$site/engine_runtime" /opt/cpu_standins; \
-    # Names that a linker asks for and CUDA's wheels lack; the driver's library itself is only there at run time.
-    mkdir /opt/cuda-link; ln -s "$CUDA_HOME/lib/libcudart.so.13" /opt/cuda-link/libcudart.so; \
-    gcc -shared -nostdlib -Wl,-soname,libcuda.so.1 -o /opt/cuda-link/libcuda.so -x c /dev/null; \
+    python -m compileall -q --invalidation-mode unchecked-hash "$site/engine_runtime" /opt/cpu_standins; \
     find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 
-# nvcc looks for libraries in lib64, CUDA's wheels have lib.
-ENV LIBRARY_PATH=/opt/cuda-link:/opt/venv/lib/python3.11/site-packages/nvidia/cu13/lib \
-    HOME=/tmp
+ENV TRITON_CACHE_MANAGER=sm120_kernels.baked:BakedCache
 USER 65532:65532
 WORKDIR /
 ENTRYPOINT ["/usr/bin/tini", "--"]

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.live import Live
 
 from deploy import (
+    bake_verbs,
     export_verbs,
     gap_verbs,
     host_verbs,
@@ -106,6 +107,7 @@ app.add_typer(bench, name="bench")
 app.add_typer(patches_verbs.app, name="patches")
 app.add_typer(export_verbs.app, name="export")
 app.add_typer(gap_verbs.app)
+app.add_typer(bake_verbs.app)
 app.add_typer(host_verbs.app)
 app.add_typer(image_verbs.app)
 app.add_typer(lock_verbs.app)
@@ -475,9 +477,8 @@ def _status_view(seen: Status) -> Any:
     if not rows:
         return "nothing runs: deploy up"
     head = f"{seen.url}: {'ready' if seen.ready else 'not ready'}" if seen.url else "no router"
-    return render.stacked(
-        head, render.table(["role", "state", "health", "phase", "up", "restarts", "image"], rows, colours)
-    )
+    table = render.table(["role", "state", "health", "phase", "up", "restarts", "image"], rows, colours)
+    return render.stacked(head, table, *(f"{role} {counts.words()}" for role, counts in seen.compiled.items()))
 
 
 def _watch(find: Callable[[], Stack], as_json: bool) -> None:
@@ -486,7 +487,7 @@ def _watch(find: Callable[[], Stack], as_json: bool) -> None:
 
     def look() -> tuple[Status, list[engine_view.RoleView]]:
         stack = find()
-        seen = status(stack)
+        seen = status(stack, ask=False)
         running = any(state.role in ALL_ENGINES and state.status == "running" for state in seen.roles)
         return seen, engines.look(stack) if running else []
 

@@ -196,6 +196,8 @@ def verify_verb(
     else:
         for drift in found.drifts:
             sys.stdout.write(f"{drift}\n")
+        for role, counts in found.compiled.items():
+            err.print(f"{role}: {counts.words()}", markup=False)
         roles, how = ", ".join(found.roles) or "no container", "byte by byte" if full else "by size, time and samples"
         verdict = f"{len(found.drifts)} drifts" if found.drifts else "all as locked"
         err.print(f"{verdict}: {roles}; {found.files} model files {how}; {found.seconds:.1f} s", markup=False)

@@ -23,9 +23,12 @@ from deploy.stack.events import Event, Report
 TITLES = {
     "host": "Host",
     "image": "Engine image",
+    "caches": "Compiled kernels",
     "model": "Model",
     "start": "Start",
     "accept": "Acceptance",
+    "warm": "Warm up",
+    "push": "Registry",
     "clean": "Clean up",
 }
 
@@ -49,6 +52,7 @@ SECTIONS = {
     "role": "Roles",
     "image": "Image",
     "layer": "Layers",
+    "cache": "Compiled kernels",
 }
 
 

@@ -29,6 +29,7 @@ ENGINE_GROUP = "engine"
 SOURCES = {
     "Dockerfile": "Dockerfile",
     "deploy/image/apply_patches.py": "patches/apply_patches.py",
+    "deploy/image/bake_modules.py": "modules/bake_modules.py",
     "deploy/image/install_wheels.sh": "tools/install_wheels.sh",
     "deploy/image/rootfs.sh": "rootfs/rootfs.sh",
     "deploy/image/wheel_conflicts.py": "tools/wheel_conflicts.py",
@@ -39,7 +40,7 @@ SOURCES = {
     "kernels/sm120_kernels": "packages/kernels/sm120_kernels",
     "patches": "patches",
 }
-ENVIRONMENT_FILES = ("Dockerfile", "rootfs/", "tools/", "torch-environment/", "engine-environment/")
+ENVIRONMENT_FILES = ("Dockerfile", "rootfs/", "tools/", "torch-environment/", "engine-environment/", "modules/")
 
 
 @dataclass(frozen=True)

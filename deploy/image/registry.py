@@ -31,6 +31,7 @@ MANIFEST_TYPES = (
 EMPTY_TYPE, EMPTY = "application/vnd.oci.empty.v1+json", b"{}"
 # Manifests are lists of a few layers; this is what the specification asks registries to accept.
 LONGEST_MANIFEST = 4 << 20
+PUT_SECONDS = 600
 
 
 class NotInRegistry(DeployError):
@@ -216,21 +217,22 @@ class Client:
             ) from error
 
     def put_blob(self, content: bytes) -> None:
-        """Upload a small blob, unless it is there."""
+        """Upload a blob, unless it is there."""
         digest = digest_of(content)
         if self._ask("HEAD", f"blobs/{digest}").status_code == 200:
             return
         begun = self._good(self._ask("POST", "blobs/uploads/"))
         address = httpx.URL(f"{self.registry.base}/").join(begun.headers["Location"])
         address = address.copy_merge_params({"digest": digest})
-        self._good(self._send("PUT", str(address), content=content))
+        # A large one takes a registry a while to digest.
+        self._good(self._send("PUT", str(address), content=content, timeout=PUT_SECONDS))
 
     def put_manifest(self, tag: str, content: bytes, media_type: str) -> None:
         """Put a manifest under a tag."""
         self._good(self._ask("PUT", f"manifests/{tag}", content=content, headers={"Content-Type": media_type}))
 
-    def put_artifact(self, tag: str, media_type: str, content: bytes, subject: Manifest) -> None:
-        """Put a document beside an image, as an artifact that names the image as its subject."""
+    def put_artifact(self, tag: str, media_type: str, content: bytes, subject: Manifest) -> Manifest:
+        """Put a document beside an image, as an artifact that names the image as its subject; its manifest."""
         for blob in (EMPTY, content):
             self.put_blob(blob)
         document = {
@@ -241,7 +243,9 @@ class Client:
             "layers": [{"mediaType": media_type, "digest": digest_of(content), "size": len(content)}],
             "subject": {"mediaType": subject.media_type, "digest": subject.digest, "size": len(subject.content)},
         }
-        self.put_manifest(tag, json.dumps(document).encode(), MANIFEST_TYPES[0])
+        manifest = json.dumps(document).encode()
+        self.put_manifest(tag, manifest, MANIFEST_TYPES[0])
+        return parse_manifest(manifest)
 
     def _ask(self, method: str, path: str, **named: Any) -> httpx.Response:
         return self._send(method, f"{self.registry.base}/{path}", **named)

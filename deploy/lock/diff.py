@@ -9,7 +9,7 @@ from deploy.lock.options import options
 
 Section = Literal[
     "package", "request", "release", "python", "wheel", "patch", "engine", "kernels", "hook", "runtime", "model",
-    "tiny_model", "host", "compose", "argument", "environment", "role", "image", "layer",
+    "tiny_model", "host", "compose", "argument", "environment", "role", "image", "layer", "cache",
 ]  # fmt: skip
 SHORT = 12
 
@@ -195,6 +195,8 @@ def image_facts(image: ImageLock) -> Facts:
             found["image", name] = Fact(value)
     for place, layer in enumerate(image.layer):
         found["layer", str(place)] = Fact(f"{layer.diff_id} {layer.size} bytes", layer.blob, layer.model_dump_json())
+    for cache in image.cache:
+        found["cache", cache.gpu] = Fact(f"{cache.manifest} {cache.size} bytes", cache.blob, cache.model_dump_json())
     return found
 
 

@@ -213,6 +213,22 @@ class LockedLayer(_Table):
     blob_size: int = Field(default=0, ge=0)
 
 
+class LockedCache(_Table):
+    """What the engines of one host compiled beyond the image, as a registry holds it (`deploy bake`).
+
+    Attributes:
+        gpu: the kind of GPU that it is for, or `cpu`.
+        manifest: of the artifact.
+        blob: its one layer, a compressed tar.
+        size: of that, in bytes.
+    """
+
+    gpu: str = Field(pattern=r"^(sm_[0-9]{2,3}|cpu)$")
+    manifest: Digest
+    blob: Digest
+    size: int = Field(ge=0)
+
+
 class ImageLock(_Table):
     """The engine image: what decides it and, once it was built, what came out.
 
@@ -222,6 +238,7 @@ class ImageLock(_Table):
         id: the image's configuration digest; empty until it was built.
         manifest: digest by which a registry holds it; empty until it was pushed.
         layer: from the lowest.
+        cache: what was compiled beyond it, by kind of GPU.
     """
 
     inputs: Sha256
@@ -229,6 +246,7 @@ class ImageLock(_Table):
     id: Digest | Literal[""] = ""
     manifest: Digest | Literal[""] = ""
     layer: tuple[LockedLayer, ...] = ()
+    cache: tuple[LockedCache, ...] = ()
 
     @model_validator(mode="after")
     def _built_or_not(self) -> Self:

@@ -349,7 +349,7 @@ def built_image(image: ImageLock) -> tuple[ImageLock, Disagreement | None]:
     same = found.id == image.id
     if not same:
         require_order(found.id)
-    update = {"id": found.id, "layer": read_layers(found.id), "manifest": image.manifest if same else ""}
+    update = {"id": found.id, "layer": read_layers(found.id), "manifest": image.manifest if same else "", "cache": ()}
     return (image if same else image.model_copy(update=update)), None
 
 

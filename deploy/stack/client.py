@@ -67,13 +67,20 @@ def endpoint(config: dict[str, Any]) -> Endpoint:
 
 
 def stream(
-    target: Endpoint, question: str, *, max_tokens: int, temperature: float = 0.0, ignore_end: bool = False
+    target: Endpoint,
+    question: str,
+    *,
+    max_tokens: int,
+    temperature: float = 0.0,
+    ignore_end: bool = False,
+    silence_s: float = SILENCE_S,
 ) -> Generator[str, None, Usage]:
     """Stream the answer to one question.
 
     Args:
         max_tokens: the longest answer, in tokens.
         ignore_end: go on to `max_tokens` even if the model ends earlier (SGLang's `ignore_eos`).
+        silence_s: how long the server may say nothing.
 
     Yields:
         Pieces of the answer as they arrive, reasoning left out.
@@ -96,7 +103,7 @@ def stream(
     usage: Usage | None = None
     parser = EventParser()
     try:
-        with _client(target) as client, client.stream("POST", "/v1/chat/completions", json=body) as response:
+        with _client(target, silence_s) as client, client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.is_error:
                 response.read()
                 raise _refused(response)
@@ -114,7 +121,7 @@ def stream(
         ) from error
     except httpx.TimeoutException as error:
         raise RequestFailed(
-            f"{target.url} was silent for {SILENCE_S:.0f} s", "an engine may be stuck or dead", "deploy status"
+            f"{target.url} was silent for {silence_s:.0f} s", "an engine may be stuck or dead", "deploy status"
         ) from error
     except (httpx.HTTPError, ValueError) as error:
         raise RequestFailed("the answer broke off", str(error) or type(error).__name__, "deploy logs") from error
@@ -123,9 +130,9 @@ def stream(
     return usage
 
 
-def _client(target: Endpoint) -> httpx.Client:
+def _client(target: Endpoint, silence_s: float = SILENCE_S) -> httpx.Client:
     # trust_env off: a proxy set in the shell must not see requests to this host.
-    timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
+    timeout = httpx.Timeout(silence_s, connect=CONNECT_S)
     return httpx.Client(base_url=target.url, headers=target.headers(), timeout=timeout, trust_env=False)
 
 

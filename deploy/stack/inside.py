@@ -3,7 +3,7 @@
 Usage: python -I - PORT < inside.py      PORT 0: there is no server to ask
 
 Prints JSON: `files` (sha256 by path of each tree), `report` (what the engine says it was started with), `hooks` (the
-functions of SGLang that the plug-in says it replaced).
+functions of SGLang that the plug-in says it replaced), `compiled` (what had to be compiled, by compiler).
 """
 
 import hashlib
@@ -24,6 +24,8 @@ TREES = {
 }
 # Written by the kernels' plug-in once its hooks are in place.
 HOOKS = Path("/tmp/sm120_kernels/hooks.json")
+# Written by the engine's entry point once it serves.
+COMPILED = Path("/tmp/engine_runtime/jit.json")
 
 
 def hashes(root: str) -> dict[str, str]:
@@ -49,12 +51,12 @@ def report(port: int) -> tuple[Any, str]:
         return None, str(error)
 
 
-def hooks() -> Any:
-    """Names of the replaced functions."""
+def written(path: Path, absent: Any) -> Any:
+    """What a process of this container has written down."""
     try:
-        return json.loads(HOOKS.read_text())
+        return json.loads(path.read_text())
     except (OSError, ValueError):
-        return []
+        return absent
 
 
 def main() -> None:
@@ -62,7 +64,8 @@ def main() -> None:
     port = int(sys.argv[1])
     told, silence = report(port) if port else (None, "")
     files = {name: hashes(root) for name, root in TREES.items()}
-    json.dump({"files": files, "report": told, "silence": silence, "hooks": hooks()}, sys.stdout)
+    noted = {"hooks": written(HOOKS, []), "compiled": written(COMPILED, None)}
+    json.dump({"files": files, "report": told, "silence": silence, **noted}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 from python_on_whales import DockerClient
+from python_on_whales.exceptions import DockerException
 
 from deploy.lock.model import LockedRole
 from deploy.spec.profiles import ALL_ENGINES
@@ -16,8 +17,33 @@ from deploy.stack.environment import ENGINE_PORT
 from deploy.stack.roles import locked_role
 
 INSIDE = Path(__file__).with_name("inside.py")
+COMPILED = "/tmp/engine_runtime/jit.json"
 MODEL_MOUNT = "/model"
 PATIENCE_S = 30
+
+
+class Compiled(BaseModel):
+    """Compilations by compiler: until the engine served, and since (`engine_runtime.jit`)."""
+
+    at_start: dict[str, int]
+    since: dict[str, int]
+
+    def words(self) -> str:
+        """Both, for people: `compiled 3 at start (triton 3), 0 since`."""
+        return f"compiled {_counts(self.at_start, ' at start')}, {_counts(self.since, ' since')}"
+
+
+def _counts(counts: dict[str, int], when: str) -> str:
+    some = ", ".join(f"{name} {number}" for name, number in counts.items() if number)
+    return f"{sum(counts.values())}{when}" + (f" ({some})" if some else "")
+
+
+def compiled(container: str) -> Compiled | None:
+    """What one engine says it had to compile; None if it does not serve yet or is gone."""
+    try:
+        return Compiled.model_validate_json(str(DockerClient().container.execute(container, ["cat", COMPILED])))
+    except (DockerException, ValidationError):
+        return None
 
 
 class Inside(BaseModel):
@@ -27,12 +53,14 @@ class Inside(BaseModel):
         files: sha256 by path, by tree.
         report: the engine's own arguments; None for the router, or with the reason in `silence`.
         hooks: functions of SGLang that the plug-in replaced.
+        compiled: what had to be compiled; None for the router, and until an engine serves.
     """
 
     files: dict[str, dict[str, str]] = Field(default_factory=dict[str, dict[str, str]])
     report: dict[str, Any] | None = None
     silence: str = ""
     hooks: list[str] = Field(default_factory=list[str])
+    compiled: Compiled | None = None
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """What runs now, as plain data."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from deploy.spec.profiles import ALL_ENGINES
 from deploy.stack import phases
 from deploy.stack.client import Endpoint, endpoint
 from deploy.stack.compose import RoleState, Stack
+from deploy.stack.observe import Compiled, compiled
 
 Json = dict[str, Any]
 
@@ -19,6 +22,7 @@ class Status:
         url: None unless the router's container exists.
         ready: the router's own word.
         expected: the services without which it does not serve.
+        compiled: by engine that serves, what it had to compile.
     """
 
     project: str
@@ -27,6 +31,7 @@ class Status:
     roles: tuple[RoleState, ...]
     phases: dict[str, str]
     expected: tuple[str, ...]
+    compiled: Mapping[str, Compiled] = field(default_factory=dict[str, Compiled])
 
     @property
     def serving(self) -> bool:
@@ -37,6 +42,8 @@ class Status:
         roles: list[Json] = []
         for state in self.roles:
             shown: Json = asdict(state) | {"phase": self.phases.get(state.role, "")}
+            seen = self.compiled.get(state.role)
+            shown["compiled"] = seen.model_dump() if seen else None
             shown["ports"] = sorted(state.ports)
             shown["started_at"] = state.started_at.isoformat() if state.started_at else None
             roles.append(shown)
@@ -49,8 +56,12 @@ class Status:
         }
 
 
-def status(stack: Stack) -> Status:
-    """Look at the containers, the router's readiness, and the start phase of each role that is not healthy yet."""
+def status(stack: Stack, ask: bool = True) -> Status:
+    """Look at the containers, the router's readiness, and the start phase of each role that is not healthy yet.
+
+    Args:
+        ask: also ask each engine that serves what it had to compile (a tenth of a second each).
+    """
     roles = tuple(stack.roles())
     target = running_endpoint(stack, roles)
     reached = {
@@ -59,7 +70,9 @@ def status(stack: Stack) -> Status:
         if state.status == "running" and state.health == "starting"
     }
     url, ready = (target.url, target.ready()) if target else (None, False)
-    return Status(stack.project, url, ready, roles, reached, stack.expected if roles else ())
+    asked = [state for state in roles if ask and state.serving and state.role in ALL_ENGINES]
+    found = {state.role: counts for state in asked if (counts := compiled(state.container))}
+    return Status(stack.project, url, ready, roles, reached, stack.expected if roles else (), found)
 
 
 def running_endpoint(stack: Stack, roles: tuple[RoleState, ...]) -> Endpoint | None:

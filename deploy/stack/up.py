@@ -15,7 +15,7 @@ from deploy.host.errors import HostError
 from deploy.host.gpus import require_node
 from deploy.image.build import BuildEvent, ImageReference
 from deploy.image.obtain import Sources, obtain
-from deploy.image.registry import parse_registry
+from deploy.image.registry import Client, parse_registry
 from deploy.image.signature import NotSigned, require_signature
 from deploy.lock.document import FILE_NAME
 from deploy.lock.model import ImageLock, read_lock
@@ -145,6 +145,9 @@ def up(
                 )
         stack, lines = plan(root, spec_file, state, image.tag)
         before = _identities(stack)
+        if locked and spec_file.spec.image.registry and image.id in (locked.id, locked.manifest):
+            with step("caches", report) as running:
+                running.outcome = _restore_caches(stack, spec_file, locked, image.tag, state, running)
         with _undone_on_failure(stack, before, report):
             write(state.environment, render(lines))
             config = stack.config()
@@ -160,6 +163,24 @@ def up(
                 acceptance = accept(stack, target, running)
                 running.outcome = str(acceptance)
     return Result(acceptance, image, changed, time.monotonic() - begun)
+
+
+def _restore_caches(
+    stack: Stack, spec_file: SpecFile, locked: ImageLock, image: str, state: State, running: Running
+) -> str:
+    """Have what another host compiled. Volumes of a stack that runs are left alone: its engines use them."""
+    # Here and not above: most stacks have no registry.
+    from deploy.bake.artifact import gpu_kind, restore
+
+    if stack.roles():
+        return "the engines run"
+    gpu = gpu_kind(spec_file.spec.profile, probe.gpus())
+
+    def progress(done: int, total: int) -> None:
+        running.progress("from the registry", done, total)
+
+    with Client(parse_registry(spec_file.spec.image.registry)) as client:
+        return restore(stack, locked, image, gpu, client, state, progress)
 
 
 def _locked_image(root: Path) -> ImageLock | None:

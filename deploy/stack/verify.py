@@ -1,6 +1,7 @@
 """What runs, held against deploy.lock."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from deploy.model.check import check_folder
 from deploy.model.hashing import Progress
 from deploy.stack.compose import Stack
 from deploy.stack.drift import Drift, role_drifts, version_drifts
-from deploy.stack.observe import Observed, observe
+from deploy.stack.observe import Compiled, Observed, observe
 from deploy.stack.state import State
 
 
@@ -25,6 +26,7 @@ class Verified:
         files: how many of the model are locked, and so compared.
         full: byte by byte.
         drifts: everything that is not as locked; empty if all agrees.
+        compiled: by engine, what it had to compile because neither the image nor the host's cache had it.
     """
 
     profile: str
@@ -33,9 +35,11 @@ class Verified:
     full: bool
     seconds: float
     drifts: tuple[Drift, ...]
+    compiled: Mapping[str, Compiled]
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "agrees": not self.drifts}
+        compiled = {role: counts.model_dump() for role, counts in self.compiled.items()}
+        return {**asdict(self), "agrees": not self.drifts, "compiled": compiled}
 
 
 def verify(
@@ -68,6 +72,7 @@ def verify(
         full=full,
         seconds=round(time.monotonic() - begun, 1),
         drifts=tuple(drifts),
+        compiled={item.role: item.inside.compiled for item in observed if item.inside and item.inside.compiled},
     )
 
 

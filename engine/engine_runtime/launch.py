@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from engine_runtime import cpu
+from engine_runtime import cpu, health, jit
 
 ENGINE_ROLES = ("prefill", "decode", "engine")
 ROLES = (*ENGINE_ROLES, "router")
@@ -123,10 +123,18 @@ def run_engine(rest: list[str]) -> None:
     plugins.load_plugins()
     if cpu.wanted() and not cpu.applied():
         raise UsageError("SGLang did not load the CPU plug-in: is engine-runtime installed, is SGLANG_PLUGINS set?")
+    jit.begin(_ready, os.environ)
     try:
         server.run_server(server.prepare_server_args(rest))
     finally:
         server.kill_process_tree(os.getpid(), include_parent=False)
+
+
+def _ready() -> bool:
+    try:
+        return health.fetch_local(health.PATHS["engine"]) == 200
+    except OSError:
+        return False
 
 
 def run_router(rest: list[str], api_key: str | None, admin_key: str | None) -> None:

@@ -68,6 +68,24 @@ def drifts(clone: Path, project: Project, *arguments: str) -> list[str]:
     return lines
 
 
+def test_verify_says_how_much_each_engine_had_to_compile(clone: Path, project: Project) -> None:
+    deadline = time.monotonic() + 30
+    while len(found := json.loads(deploy(clone, project, "verify", "--json").stdout)["compiled"]) < 2:
+        assert time.monotonic() < deadline, found
+    for role in ("prefill", "decode"):
+        assert found[role]["at_start"].keys() >= {"triton", "sglang", "flashinfer", "tilelang", "deep-gemm"}
+        assert f"engine_runtime: compiled at start: {sum(found[role]['at_start'].values())}" in project.log(role)
+        assert f"{role}: compiled " in deploy(clone, project, "verify").stderr
+    # Kernels for a GPU that the image brings none for, in decode alone.
+    before, counted = (json.loads(project.execute("decode", "python", "-m", "engine_runtime.jit")) for _ in range(2))
+    assert before == counted
+    compile_some = "from sm120_kernels import bake; print(len(bake.compile_ops(90, ['route_experts']).compiled))"
+    made = int(project.execute("decode", "python", "-W", "ignore", "-c", compile_some).split()[-1])
+    after = json.loads(project.execute("decode", "python", "-m", "engine_runtime.jit"))
+    assert made > 0 and after["triton"] == before["triton"] + made
+    assert json.loads(project.execute("prefill", "python", "-m", "engine_runtime.jit"))["triton"] == before["triton"]
+
+
 def test_the_stack_runs_as_locked_and_verify_says_so_in_time(clone: Path, project: Project) -> None:
     begun = time.monotonic()
     done = deploy(clone, project, "verify", "--json")

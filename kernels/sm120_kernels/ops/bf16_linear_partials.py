@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import triton
 import triton.language as tl
 
+from sm120_kernels import serving
 from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import has_dependent_launch, require, require_device, require_rows, sm_count
 from sm120_kernels.interpret import dot, prefetch_l2
@@ -140,6 +141,15 @@ def bf16_linear_partials(
         **({"launch_pdl": True} if pdl else {}),
     )
     return out
+
+
+def serving_calls() -> Iterator[Callable[[], object]]:
+    """The compressors' projections (C4 with the indexer's head weights, C128) and the experts' gate."""
+    for outputs in (4 * 512 + 4 * 128 + 64, 2 * 512, 256):
+        weight = torch.zeros(outputs, serving.HIDDEN, dtype=torch.bfloat16)
+        for tokens in serving.BATCHES:
+            x = torch.zeros(tokens, serving.HIDDEN, dtype=torch.bfloat16)
+            yield functools.partial(bf16_linear_partials, x, weight)
 
 
 def compile_cases() -> Iterator[CompileCase]:

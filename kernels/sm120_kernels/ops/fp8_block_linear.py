@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from sm120_kernels import serving
 from sm120_kernels.aot import LIMITS, CompileCase
 from sm120_kernels.checks import (
     has_dependent_launch,
@@ -394,6 +395,27 @@ def launch(
 def _arrivals(device: torch.device, stream: int) -> torch.Tensor:
     """Counters of finished shares, all zero between calls; one set a stream, on which calls follow each other."""
     return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
+
+
+def serving_calls() -> Iterator[Callable[[], object]]:
+    """A layer's linears; the one with a norm before it, on a slice of the projection that it follows."""
+
+    def weight(columns: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = torch.zeros(columns // BLOCK, depth // BLOCK)
+        return torch.zeros(columns, depth, dtype=torch.float8_e4m3fn), scale
+
+    for ranks in serving.RANKS:
+        heads, index = serving.HEADS // ranks * 512, 64 * 128
+        plain = [weight(1536, serving.HIDDEN), weight(serving.HIDDEN, serving.OUTPUT_GROUPS // ranks * 1024)]
+        normed = [weight(heads, 1024), weight(heads + index, 1024)]
+        norm = torch.zeros(1024, dtype=torch.bfloat16)
+        for tokens in serving.BATCHES:
+            for pair in plain:
+                x = torch.zeros(tokens, pair[0].shape[1], dtype=torch.bfloat16)
+                yield functools.partial(fp8_block_linear, x, *pair)
+            projected = torch.zeros(tokens, 1536, dtype=torch.bfloat16)
+            for pair in normed:
+                yield functools.partial(fp8_block_linear, projected[:, :1024], *pair, norm_weight=norm)
 
 
 def compile_cases() -> Iterator[CompileCase]:

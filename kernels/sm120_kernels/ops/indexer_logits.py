@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import torch
 import triton
 import triton.language as tl
 
+from sm120_kernels import serving
 from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import (
     capability,
@@ -19,6 +21,7 @@ from sm120_kernels.checks import (
     require_rows,
     sm_count,
 )
+from sm120_kernels.ops.topk_indices import TOPK
 
 HEADS = 64
 HEAD_DIM = 128
@@ -287,6 +290,22 @@ def indexer_logits(
         **({"launch_pdl": True} if pdl else {}),
     )
     return out
+
+
+def serving_calls() -> Iterator[Callable[[], object]]:
+    """One query row a request over the longest context, with and without skipping rows that top-k takes whole."""
+    width = serving.CONTEXT // 4
+    for requests in serving.BATCHES:
+        arguments = (
+            torch.zeros(requests, 1, HEADS, HEAD_DIM, dtype=torch.float8_e4m3fn),
+            torch.zeros(2, PAGE_BYTES, dtype=torch.uint8),
+            torch.zeros(requests, HEADS),
+            torch.zeros(requests, dtype=torch.int32),
+            torch.zeros(requests, width // PAGE_TOKENS, dtype=torch.int32),
+            width,
+        )
+        for skip_length in (0, TOPK):
+            yield functools.partial(indexer_logits, *arguments, skip_length=skip_length)
 
 
 def compile_cases() -> Iterator[CompileCase]:

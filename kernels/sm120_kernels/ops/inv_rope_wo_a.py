@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import torch
 
-from sm120_kernels import kv_layout
+from sm120_kernels import kv_layout, serving
 from sm120_kernels.aot import LIMITS, CompileCase
 from sm120_kernels.checks import require, require_block_scale, require_device, require_index, shared_bytes, sm_count
 from sm120_kernels.ops import fp8_block_linear
@@ -87,6 +88,19 @@ def inv_rope_wo_a(
         rope=rope,
     )
     return out
+
+
+def serving_calls() -> Iterator[Callable[[], object]]:
+    """A rank's output projection."""
+    for ranks in serving.RANKS:
+        heads, groups = serving.HEADS // ranks, serving.OUTPUT_GROUPS // ranks
+        depth = heads // groups * HEAD_DIM
+        weight = torch.zeros(groups, 1024, depth, dtype=torch.float8_e4m3fn)
+        scale = torch.zeros(groups * 1024 // BLOCK, depth // BLOCK)
+        for tokens in serving.BATCHES:
+            o = torch.zeros(tokens, heads, HEAD_DIM, dtype=torch.bfloat16)
+            positions = torch.zeros(tokens, dtype=torch.int32)
+            yield functools.partial(inv_rope_wo_a, o, positions, torch.zeros(1, ROPE_DIM), weight, scale)
 
 
 def compile_cases() -> Iterator[CompileCase]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from sm120_kernels import serving
 from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import has_dependent_launch, require, require_device, sm_count
 from sm120_kernels.interpret import dot, side_by_side, to_bf16
@@ -439,6 +440,22 @@ def mhc_post_pre_norm(
         **launch,
     )
     return out
+
+
+def serving_calls() -> Iterator[Callable[[], object]]:
+    """A boundary."""
+    for tokens in serving.BATCHES:
+        yield functools.partial(
+            mhc_post_pre_norm,
+            torch.zeros(tokens, HIDDEN, dtype=torch.bfloat16),
+            torch.zeros(tokens, STREAMS, HIDDEN, dtype=torch.bfloat16),
+            torch.zeros(tokens, STREAMS),
+            torch.zeros(tokens, STREAMS, STREAMS),
+            torch.zeros(MIXES, STREAMS * HIDDEN, dtype=torch.bfloat16),
+            torch.zeros(3),
+            torch.zeros(MIXES),
+            torch.zeros(HIDDEN, dtype=torch.bfloat16),
+        )
 
 
 def compile_cases() -> Iterator[CompileCase]:

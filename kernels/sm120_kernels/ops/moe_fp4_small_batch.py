@@ -9,13 +9,15 @@ core's first operand, where it becomes bf16.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import triton
 import triton.language as tl
 
+from sm120_kernels import serving
 from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import has_dependent_launch, require, require_block_scale, require_device
 from sm120_kernels.interpret import INTERPRETED, to_bf16, to_e4m3
@@ -685,6 +687,31 @@ def _check_ids(topk_ids: torch.Tensor, experts: int) -> None:
 def _scale_bytes(scale: torch.Tensor) -> torch.Tensor:
     """Scales as Triton takes them: UE8M0 as bytes, the others as they are."""
     return scale.view(torch.uint8) if scale.dtype == torch.float8_e8m0fnu else scale
+
+
+def serving_calls() -> Iterator[Callable[[], object]]:
+    """A rank's experts, MXFP4 and NVFP4, with the shared one."""
+    hidden, top_k = serving.HIDDEN, 6
+    for ranks in serving.RANKS:
+        intermediate = serving.INTERMEDIATE // ranks
+        sizes = {"w13": (2 * intermediate, hidden), "w2": (hidden, intermediate)}
+        shared: dict[str, torch.Tensor] = {}
+        routed: dict[str, dict[str, torch.Tensor]] = {"mxfp4": {}, "nvfp4": {}}
+        for name, (rows, columns) in sizes.items():
+            shared[f"shared_{name}"] = torch.zeros(rows, columns, dtype=torch.float8_e4m3fn)
+            shared[f"shared_{name}_scale"] = torch.zeros(rows // BLOCK, columns // BLOCK)
+            weight = torch.zeros(1, rows, columns // 2, dtype=torch.uint8)
+            routed["mxfp4"] |= {name: weight, f"{name}_scale": torch.zeros(1, rows, columns // 32, dtype=torch.uint8)}
+            routed["nvfp4"] |= {
+                name: weight,
+                f"{name}_scale": torch.zeros(1, rows, columns // 16, dtype=torch.float8_e4m3fn),
+                f"{name}_global": torch.zeros(1),
+            }
+        for tokens in serving.BATCHES:
+            x = torch.zeros(tokens, hidden, dtype=torch.bfloat16)
+            ids = torch.full((tokens, top_k), -1, dtype=torch.int32)
+            for weights in routed.values():
+                yield functools.partial(moe_fp4_small_batch, x, ids, torch.zeros(tokens, top_k), **weights, **shared)
 
 
 def compile_cases() -> Iterator[CompileCase]:

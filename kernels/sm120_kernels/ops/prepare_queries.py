@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import torch
 import triton
 import triton.language as tl
 
-from sm120_kernels import kv_layout
+from sm120_kernels import kv_layout, serving
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index, require_rows
+from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index, require_rows, sm_count
 from sm120_kernels.interpret import dot, to_bf16, to_e4m3
+from sm120_kernels.ops import bf16_linear_partials
 from sm120_kernels.rotation import hadamard, rotate
 
 HEAD_DIM = kv_layout.HEAD_DIM
@@ -204,6 +206,24 @@ def prepare_queries(
         **({"launch_pdl": True} if pdl else {}),
     )
     return view, index_q, index_weights
+
+
+def serving_calls() -> Iterator[Callable[[], object]]:
+    """With and without the indexer, whose head weights follow the compressors' columns, in as many shares as those."""
+    columns = 4 * 512 + 4 * 128
+    rope = torch.zeros(1, ROPE_DIM)
+    for ranks in serving.RANKS:
+        heads = serving.HEADS // ranks
+        for tokens in serving.BATCHES:
+            positions = torch.zeros(tokens, dtype=torch.int32)
+            q = torch.zeros(tokens, heads * HEAD_DIM, dtype=torch.bfloat16)
+            yield functools.partial(prepare_queries, q, heads, rope, positions)
+            shares = bf16_linear_partials.plan(tokens, columns + INDEX_HEADS, serving.HIDDEN, sm_count(q.device)).splits
+            indexed = torch.zeros(tokens, heads * HEAD_DIM + INDEX_HEADS * INDEX_DIM, dtype=torch.bfloat16)
+            projected = torch.zeros(shares, tokens, columns + INDEX_HEADS)
+            yield functools.partial(
+                prepare_queries, indexed, heads, rope, positions, projected=projected, first_column=columns
+            )
 
 
 def compile_cases() -> Iterator[CompileCase]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import torch
 import triton
 import triton.language as tl
 
+from sm120_kernels import serving
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index
+from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index, sm_count
+from sm120_kernels.ops import bf16_linear_partials
 
 EXPERTS = 256
 TOP = 6
@@ -152,6 +155,19 @@ def route_experts(
         **({"launch_pdl": True} if pdl else {}),
     )
     return ids, weights
+
+
+def serving_calls() -> Iterator[Callable[[], object]]:
+    """By score and by table, in as many shares as the gate gets."""
+    for tokens in serving.BATCHES:
+        bias = torch.zeros(EXPERTS)
+        projected = torch.zeros(
+            bf16_linear_partials.plan(tokens, EXPERTS, serving.HIDDEN, sm_count(bias.device)).splits, tokens, EXPERTS
+        )
+        token_ids = torch.zeros(tokens, dtype=torch.int32)
+        table = torch.zeros(16, TOP, dtype=torch.int32)
+        yield functools.partial(route_experts, projected, bias)
+        yield functools.partial(route_experts, projected, None, table=table, token_ids=token_ids)
 
 
 def compile_cases() -> Iterator[CompileCase]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import triton
 import triton.language as tl
 
-from sm120_kernels import kv_layout
+from sm120_kernels import kv_layout, serving
 from sm120_kernels.aot import LIMITS, CompileCase
 from sm120_kernels.checks import has_dependent_launch, require, require_device, require_rows, sm_count
 from sm120_kernels.interpret import INTERPRETED, dot, side_by_side, to_bf16
@@ -543,6 +543,37 @@ def _shared_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return LIMITS[120].shared_per_block
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
+def serving_calls() -> Iterator[Callable[[], object]]:
+    """Both layouts of the window's pages, alone, with C4 and with C128 tokens of the longest context."""
+
+    def cache(page: int) -> torch.Tensor:
+        stride = kv_layout.page_bytes(page)
+        row = kv_layout.TOKEN_BYTES
+        return torch.zeros(2 * stride, dtype=torch.uint8).as_strided((2, page, 1, row), (stride, row, row, 1))
+
+    def indices(batch: int, width: int) -> torch.Tensor:
+        return torch.zeros(batch, width, dtype=torch.int32)
+
+    for ranks in serving.RANKS:
+        heads = serving.HEADS // ranks
+        sink = torch.zeros(heads)
+        for batch in serving.BATCHES:
+            query = torch.zeros(batch, heads, kv_layout.HEAD_DIM, dtype=torch.bfloat16)
+            lengths = torch.zeros(batch, dtype=torch.int32)
+            for page in (64, 256):
+                window = functools.partial(
+                    sparse_mla_decode, query, cache(page), indices(batch, serving.WINDOW), lengths, sink=sink
+                )
+                yield window
+                for width, extra_page in ((512, 64), (serving.CONTEXT // 128, 2)):
+                    yield functools.partial(
+                        window,
+                        extra_cache=cache(extra_page),
+                        extra_indices=indices(batch, width),
+                        extra_lengths=lengths,
+                    )
 
 
 def compile_cases() -> Iterator[CompileCase]:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import triton
 import triton.language as tl
 
-from sm120_kernels import kv_layout
+from sm120_kernels import kv_layout, serving
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index, require_rows
+from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index, require_rows, sm_count
 from sm120_kernels.interpret import to_bf16, to_e4m3
-from sm120_kernels.ops import indexer_logits
+from sm120_kernels.ops import bf16_linear_partials, indexer_logits
 from sm120_kernels.rotation import hadamard, rotate
 
 HEAD_DIM = kv_layout.HEAD_DIM
@@ -520,6 +520,37 @@ def _require_compressor(one: Compressor, name: str, dim: int, tokens: int, colum
     return {
         f"{name}.{field}": getattr(one, field) for field in ("ape", "norm_weight", "state", "plan", "cache", "slots")
     }
+
+
+def serving_calls() -> Iterator[Callable[[], object]]:
+    """Layers with a window only, C4 with its indexer, C128; both layouts of the window's pages."""
+
+    def cache(page: int) -> torch.Tensor:
+        stride, row = kv_layout.page_bytes(page), kv_layout.TOKEN_BYTES
+        return torch.zeros(2 * stride, dtype=torch.uint8).as_strided((2, page, 1, row), (stride, row, row, 1))
+
+    def compressor(tokens: int, ratio: int, dim: int, first: int, pooled: torch.Tensor) -> Compressor:
+        ape = torch.zeros(8 if ratio == 4 else 128, dim)
+        columns = dim * (4 if ratio == 4 else 2)
+        # One token long: no group ends, so that no slot is read.
+        plan, slots = torch.ones(tokens, 4, dtype=torch.int32), torch.full((tokens,), -1, dtype=torch.int32)
+        return Compressor(ratio, first, ape, torch.zeros(dim), torch.zeros(256, columns), plan, pooled, slots)
+
+    rope, norm = torch.zeros(256, ROPE_DIM), torch.zeros(HEAD_DIM, dtype=torch.bfloat16)
+    for tokens in serving.BATCHES:
+        kv = torch.zeros(tokens, 1024 + HEAD_DIM, dtype=torch.bfloat16)[:, 1024:]
+        positions = torch.zeros(tokens, dtype=torch.int32)
+        for page in (64, 256):
+            slots = torch.full((tokens,), -1, dtype=torch.int32)
+            window = functools.partial(store_attention_inputs, kv, norm, rope, positions, cache(page), slots)
+            yield window
+            for ratio, columns in ((4, 4 * HEAD_DIM + 4 * INDEX_DIM + 64), (128, 2 * HEAD_DIM)):
+                shares = bf16_linear_partials.plan(tokens, columns, serving.HIDDEN, sm_count(kv.device)).splits
+                pooled = {"compressor": compressor(tokens, ratio, HEAD_DIM, 0, cache(64 if ratio == 4 else 2))}
+                if ratio == 4:
+                    index_cache = torch.zeros(2, indexer_logits.PAGE_BYTES, dtype=torch.uint8)
+                    pooled["index_compressor"] = compressor(tokens, 4, INDEX_DIM, 4 * HEAD_DIM, index_cache)
+                yield functools.partial(window, projected=torch.zeros(shares, tokens, columns), **pooled)
 
 
 def compile_cases() -> Iterator[CompileCase]:

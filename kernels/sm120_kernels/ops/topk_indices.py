@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from sm120_kernels import serving
 from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import check_page_table, has_dependent_launch, require, require_device, require_rows
 
@@ -721,6 +723,22 @@ def topk_indices(
         _merge_kernel, rows, lengths, page_table, out, raw, *candidates, seen, rows // requests, page_table.stride(0)
     )
     return out
+
+
+def serving_calls() -> Iterator[Callable[[], object]]:
+    """Every block size up to the longest context, with and without the positions themselves."""
+    widths = [1024 << power for power in range((serving.CONTEXT // 4096).bit_length())]
+    for rows in serving.BATCHES:
+        for width in widths:
+            out = torch.zeros(rows, TOPK, dtype=torch.int32)
+            arguments = (
+                torch.zeros(rows, width),
+                torch.zeros(rows, dtype=torch.int32),
+                torch.zeros(rows, width // PAGE_TOKENS, dtype=torch.int32),
+                out,
+            )
+            for raw_out in (None, torch.zeros_like(out)):
+                yield functools.partial(topk_indices, *arguments, raw_out=raw_out)
 
 
 def compile_cases() -> Iterator[CompileCase]:

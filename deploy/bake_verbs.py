@@ -1,0 +1,117 @@
+"""The verb `bake`: what one host compiled, for all others. `cli.py` mounts it."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from deploy import render
+from deploy.bake.artifact import bake, gpu_kind, with_cache
+from deploy.bake.warm import Round, limits, warm
+from deploy.command_line import ROOT, SPEC, STATE, JsonOption, SpecOption, StateOption, examples, print_json, verbs
+from deploy.errors import DeployError
+from deploy.host import probe
+from deploy.host.docker_facts import require_docker
+from deploy.image.registry import Client, parse_registry
+from deploy.image.transfer import require_built, tag_of
+from deploy.lock.document import FILE_NAME
+from deploy.lock.model import ImageLock, read_lock, write_lock
+from deploy.spec.load import load
+from deploy.stack.client import RequestFailed
+from deploy.stack.compose import Stack, running_stack
+from deploy.stack.events import step
+from deploy.stack.state import State
+from deploy.stack.status import running_endpoint
+
+app = verbs()
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+@app.command(
+    "bake",
+    epilog=examples(
+        "deploy bake                            warm the running stack up, push what it compiled",
+        "deploy bake --no-warm                  push what it has compiled so far",
+        "deploy bake --to registry.lan:5000     to another registry than deploy.toml's",
+        "deploy bake && git add deploy.lock     the other hosts' `deploy up` fetches it",
+        "deploy bake --json | jq .warmed",
+    ),
+)
+def bake_verb(
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="REGISTRY", help="HOST[:PORT][/PATH].", show_default="[image] registry"),
+    ] = None,
+    warm_up: Annotated[bool, typer.Option("--warm/--no-warm", help="Send requests of all sizes first.")] = True,
+    spec: SpecOption = SPEC,
+    state: StateOption = STATE,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep what the engines of this host compiled beyond the image, so that no other host compiles it.
+
+    The stack must serve. Requests of every length and batch size make it compile the rest; then its cache goes into
+    the registry beside the image, for this kind of GPU, and deploy.lock names it. `deploy up` on another host fetches
+    what deploy.lock names, verified, before the engines start.
+    """
+    require_docker(probe.docker_facts(), cdi=False)
+    lock = read_lock(ROOT)
+    image = require_built(lock.image)
+    address = to or load(spec).spec.image.registry
+    if not address:
+        raise DeployError(
+            "no registry is named", f"{spec} has none under [image]", "set image.registry there, or name one here: --to"
+        )
+    folder = State(state)
+    with folder.lock("bake"), render.steps(err) as report:
+        stack = running_stack(ROOT, folder.environment)
+        _require_locked_image(stack, image)
+        gpu = gpu_kind(stack.profile, probe.gpus())
+        rounds: list[Round] = []
+        if warm_up:
+            target = running_endpoint(stack, tuple(stack.roles()))
+            if target is None or not target.ready():
+                raise RequestFailed("the stack does not serve", "its router is not ready", "deploy status")
+            with step("warm", report) as running:
+                context, most = limits(stack.config())
+                for found in warm(stack, target, context, most, running.progress):
+                    rounds.append(found)
+                running.outcome = "; ".join(f"{found.requests} requests, {found.total} compiled" for found in rounds)
+        with step("push", report) as running, Client(parse_registry(address)) as client:
+
+            def harvested(done: int, total: int) -> None:
+                running.progress("packing", done, total)
+
+            baked = bake(stack, image, tag_of(image), gpu, client, harvested)
+            size = f"{baked.packed.files} files, {baked.packed.size / 1e6:,.1f} MB"
+            running.outcome = f"{size}, {baked.cache.size / 1e6:,.1f} MB compressed"
+        known = with_cache(image, baked.cache)
+        if known != image:
+            write_lock(ROOT, lock.model_copy(update={"image": known}))
+    if as_json:
+        warmed = [asdict(found) | {"total": found.total} for found in rounds]
+        facts = {"gpu": gpu, "reference": baked.reference, "changed": known != image, "warmed": warmed}
+        print_json(facts | asdict(baked.packed) | {"compressed": baked.cache.size})
+        return
+    out.print(f"{baked.reference}  {gpu}  {baked.cache.size / 1e6:,.1f} MB", soft_wrap=True)
+    if rounds and rounds[-1].total:
+        err.print("the last round still compiled something: run it again")
+    if known != image:
+        err.print(f"{FILE_NAME} has its digest now: commit it, the other hosts fetch what it names")
+
+
+def _require_locked_image(stack: Stack, image: ImageLock) -> None:
+    """What another image's engines compiled must not lie beside this one."""
+    roles = [state for state in stack.roles() if state.role in stack.expected]
+    if not roles:
+        raise DeployError("nothing runs", "there is no container of this stack", "deploy up")
+    if waiting := [state.role for state in roles if not state.serving]:
+        raise RequestFailed("the stack does not serve", f"{', '.join(waiting)} is not healthy", "deploy status")
+    tag = f":{image.inputs[:16]}"
+    if other := [state.role for state in roles if not state.image.endswith(tag)]:
+        raise DeployError(
+            "what runs is not the locked image",
+            f"{', '.join(other)} runs another than {tag[1:]}",
+            "deploy up, then deploy bake",
+        )
