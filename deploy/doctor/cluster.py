@@ -312,6 +312,7 @@ def image(report: ClusterReport, needs: ClusterNeeds) -> Iterable[Problem]:
             "",
             "deploy push",
         )
+        return
     small = [node for node in without if node.allocatable.get("ephemeral-storage", 2**60) < 2 * needs.image_bytes]
     if small:
         yield error(
