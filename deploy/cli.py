@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from deploy import (
     image_verbs,
     lock_verbs,
     model_verbs,
+    observe_verbs,
     patches_verbs,
     plan_verbs,
     profile_verbs,
@@ -61,6 +63,7 @@ from deploy.stack import cleanup, docker_engine
 from deploy.stack.client import RequestFailed, stream
 from deploy.stack.compose import Stack, running_stack
 from deploy.stack.events import step
+from deploy.stack.exposition import write_roles
 from deploy.stack.memory import plan_on, require_memory
 from deploy.stack.phases import plain
 from deploy.stack.preview import preview
@@ -91,6 +94,9 @@ class RoleName(StrEnum):
     engine_3 = "engine-3"
     engine_4 = "engine-4"
     router = "router"
+    front = "front"
+    exporter = "exporter"
+    prometheus = "prometheus"
 
 
 app = verbs(
@@ -113,6 +119,7 @@ app.add_typer(image_verbs.app)
 app.add_typer(lock_verbs.app)
 app.add_typer(profile_verbs.app)
 app.add_typer(plan_verbs.app)
+app.add_typer(observe_verbs.app)
 app.add_typer(model_verbs.app, name="model")
 
 out = Console(highlight=False)
@@ -193,10 +200,12 @@ def status_verb(
     """Show the containers, their health and the URL. Exit code 4 unless all of it serves."""
     require_docker(probe.docker_facts(), cdi=False)
 
-    stack = running_stack(ROOT, State(state).environment)
+    folder = State(state)
+    stack = running_stack(ROOT, folder.environment)
     if watch:
         _watch(lambda: running_stack(ROOT, State(state).environment), as_json)
     seen = status(stack)
+    write_roles(folder, seen.roles, datetime.now(UTC))
     if url:
         if seen.url:
             out.print(seen.url)

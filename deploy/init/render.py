@@ -49,10 +49,11 @@ def to_toml(proposal: Proposal, keep: Spec, uuids: bool) -> str:
     lines += [
         "",
         "[router]",
-        f"bind = {_text(keep.router.bind)}",
-        f"port = {keep.router.port}",
-        f"api_key_file = {_text(keep.router.api_key_file)}",
-        f"extra_arguments = {_text(keep.router.extra_arguments)}",
+        *_keys(keep.router, ("bind", "port", "api_key_file", "requests_per_minute", "concurrent_requests")),
+        *_keys(keep.router, ("tls_certificate", "tls_key", "extra_arguments")),
+        "",
+        "[metrics]",
+        *_keys(keep.metrics, ("port", "prometheus_image", "prometheus_port")),
         "",
         "[variables]",
     ]

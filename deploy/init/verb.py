@@ -74,14 +74,15 @@ def init(
     files = {spec: text}
     if env_file:
         folder = Path(spec_file.spec.model.path)
-        key = spec_file.spec.router.api_key_file
+        router = spec_file.spec.router
         draft = spec_file.spec.engine.draft_path
         facts = Facts(
             image,
             folder if folder.is_absolute() else spec.parent / folder,
-            Path(key) if key else None,
+            Path(router.api_key_file) if router.api_key_file else None,
             {},
             (spec.parent / draft).absolute() if draft else None,
+            (Path(router.tls_certificate), Path(router.tls_key)) if router.tls_certificate else None,
         )
         files[env_file] = render(variables(spec_file, facts)).replace(
             "Written by `deploy up`", "Written by `deploy init`"

@@ -99,7 +99,7 @@ def _keys(state: State) -> list[str]:
     """Secrets this machine has at hand: the API key, and variables that are named like secrets."""
     keys = [value for name, value in os.environ.items() if _SECRET_NAME.search(name) and len(value) >= 8]
     with contextlib.suppress(OSError):
-        keys.append(state.api_key.read_text())
+        keys += [word for line in state.api_key.read_text().splitlines() for word in line.split()[:1]]
     return keys
 
 

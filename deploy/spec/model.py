@@ -34,6 +34,7 @@ GpuName = Annotated[str, StringConstraints(pattern=r"^(GPU-[0-9a-fA-F-]+|[\w.-]+
 Gpu = Annotated[int, Field(ge=0, le=255)] | GpuName
 CpuSet = Annotated[str, StringConstraints(pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$")]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 PositiveInt = Annotated[int, Field(ge=1)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]
 
@@ -142,11 +143,20 @@ class Engine(Section):
 
 
 class Router(Section):
-    """The one published port. `api_key_file` holds the key that clients must send; empty: no key."""
+    """The one published port.
+
+    `api_key_file` holds the keys that clients must send, `KEY` or `KEY NAME` a line; empty: no key. With keys HAProxy
+    stands before the router; the limits are for each key, 0 is none. `tls_certificate` (with its chain) and `tls_key`
+    are PEM files.
+    """
 
     bind: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=65535)] = 30000
+    port: Port = 30000
     api_key_file: str = ""
+    requests_per_minute: Annotated[int, Field(ge=0)] = 0
+    concurrent_requests: Annotated[int, Field(ge=0)] = 0
+    tls_certificate: str = ""
+    tls_key: str = ""
     extra_arguments: str = ""
 
     @field_validator("bind")
@@ -171,6 +181,52 @@ class Router(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _the_front_knows_who_asks(self) -> Self:
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            missing = "tls_key" if self.tls_certificate else "tls_certificate"
+            raise _refusal(
+                f"no {missing}", "a certificate is of use only with its private key", f"set router.{missing}", missing
+            )
+        wants = ("tls_certificate", "requests_per_minute", "concurrent_requests")
+        for key in wants:
+            if getattr(self, key) and not self.api_key_file:
+                raise _refusal(
+                    f"{key} without API keys",
+                    "it is the front's, which serves nobody without a key",
+                    "set router.api_key_file too",
+                    key,
+                )
+        return self
+
+    @property
+    def front(self) -> bool:
+        """Whether HAProxy stands before the router."""
+        return bool(self.api_key_file)
+
+
+class Metrics(Section):
+    """One page with the metrics of all roles and of the controller, on loopback alone.
+
+    `port` 0 is no page. `prometheus_image`, by digest, adds a Prometheus that reads it, on `prometheus_port` of
+    loopback.
+    """
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    prometheus_image: Annotated[str, StringConstraints(pattern=r"^([\w./:-]+@sha256:[0-9a-f]{64})?$")] = ""
+    prometheus_port: Port = 9090
+
+    @model_validator(mode="after")
+    def _prometheus_has_something_to_read(self) -> Self:
+        if self.prometheus_image and not self.port:
+            raise _refusal(
+                "Prometheus without a page of metrics",
+                "it would have nothing to read",
+                "set metrics.port, for example 9400",
+                "prometheus_image",
+            )
+        return self
+
 
 class Spec(Section):
     """All of `deploy.toml`."""
@@ -184,6 +240,7 @@ class Spec(Section):
     replica: tuple[Role, ...] = ()
     engine: Engine = Engine()
     router: Router = Router()
+    metrics: Metrics = Metrics()
     variables: dict[VariableName, str | int | float] = Field(default_factory=dict)
 
     @field_validator("replica", mode="before")

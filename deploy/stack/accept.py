@@ -20,12 +20,11 @@ from deploy.stack.counters import (
     parse_served,
     serving,
 )
+from deploy.stack.environment import NIXL_PORT, ROUTER_METRICS_PORT
 from deploy.stack.events import Running
 from deploy.stack.transport import bytes_sent, describe, remote_writes
 from loadtest.sse import Usage
 
-NIXL_PORT = 19090
-ROUTER_METRICS_PORT = 29000
 MEBIBYTE = 1024**2
 READY_PATIENCE_S = 60.0
 COUNTER_PATIENCE_S = 10.0

@@ -29,7 +29,7 @@ def remove_all(state: State) -> list[str]:
             if docker_engine.installed_here(state):
                 DockerClient().buildx.prune(all=True)
                 removed.append("build cache")
-        for folder in (state.tiny_model.parent, state.api_key.parent, state.folder / "failed"):
+        for folder in (state.tiny_model.parent, state.secrets, state.metrics, state.folder / "failed"):
             if folder.exists():
                 shutil.rmtree(folder)
                 removed.append(str(folder))

@@ -1,6 +1,8 @@
 """Asks the router one question and reads the answer as it comes."""
 
 import os
+import ssl
+import uuid
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,8 @@ from typing import Any
 import httpx
 
 from deploy.errors import DeployError
-from deploy.spec.profiles import ALL_ENGINES
+from deploy.spec.profiles import ALL_ENGINES, FRONT, ROUTER
+from deploy.stack.state import read_keys
 from loadtest.sse import EventParser, Usage, read_event
 
 CONNECT_S, SILENCE_S = 5.0, 60.0
@@ -28,17 +31,19 @@ class Endpoint:
     Attributes:
         url: without a path, for example `http://127.0.0.1:30000`.
         model: the name to ask for.
-        api_key_file: file with the key to send, None for no key.
+        api_key_file: file with the keys, of which the first is sent; None for no key.
+        certificate: what the server must show; None without TLS.
     """
 
     url: str
     model: str
     api_key_file: Path | None = None
+    certificate: Path | None = None
 
     def headers(self) -> dict[str, str]:
         if not self.api_key_file:
             return {}
-        return {"Authorization": f"Bearer {self.api_key_file.read_text().strip()}"}
+        return {"Authorization": f"Bearer {read_keys(self.api_key_file)[0]}"}
 
     def ready(self) -> bool:
         """Does the router say that it can take requests?"""
@@ -52,18 +57,25 @@ class Endpoint:
 def endpoint(config: dict[str, Any]) -> Endpoint:
     """Read the address, model name and key file of an effective compose configuration."""
     services: dict[str, Any] = config["services"]
-    port: dict[str, Any] = services["router"]["ports"][0]
+    port: dict[str, Any] = services.get(FRONT, services[ROUTER])["ports"][0]
     host = str(port.get("host_ip") or "127.0.0.1")
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     prefix = "--served-model-name="
     engine = next(services[name] for name in ALL_ENGINES if name in services)
     names = [item for item in map(str, engine["command"]) if item.startswith(prefix)]
-    key = Path(config["secrets"]["api_key"]["file"])
+    key, certificate = _secret(config, "api_key"), _secret(config, "tls_certificate")
+    scheme = "https" if certificate else "http"
     return Endpoint(
-        url=f"http://{f'[{address}]' if ':' in address else address}:{port['published']}",
+        url=f"{scheme}://{f'[{address}]' if ':' in address else address}:{port['published']}",
         model=names[0].removeprefix(prefix) if names else "default",
-        api_key_file=None if str(key) == os.devnull else key,
+        api_key_file=key,
+        certificate=certificate,
     )
+
+
+def _secret(config: dict[str, Any], name: str) -> Path | None:
+    file = str(config["secrets"].get(name, {}).get("file", os.devnull))
+    return None if file == os.devnull else Path(file)
 
 
 def stream(
@@ -133,7 +145,20 @@ def stream(
 def _client(target: Endpoint, silence_s: float = SILENCE_S) -> httpx.Client:
     # trust_env off: a proxy set in the shell must not see requests to this host.
     timeout = httpx.Timeout(silence_s, connect=CONNECT_S)
-    return httpx.Client(base_url=target.url, headers=target.headers(), timeout=timeout, trust_env=False)
+    headers = {**target.headers(), "X-Request-Id": f"deploy-{uuid.uuid4().hex}"}
+    return httpx.Client(
+        base_url=target.url, headers=headers, timeout=timeout, trust_env=False, verify=trust(target.certificate)
+    )
+
+
+def trust(certificate: Path | None) -> ssl.SSLContext | bool:
+    """Trust this certificate and no other, whatever name it is for: the controller asks on this host's own address."""
+    if certificate is None:
+        return True
+    context = ssl.create_default_context(cafile=certificate)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
 
 
 def _refused(response: httpx.Response) -> RequestFailed:

@@ -1,6 +1,7 @@
 """The stack as Docker sees it: the compose files of a profile, their containers, and their removal."""
 
 import os
+import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,16 @@ from python_on_whales.exceptions import DockerException
 
 from deploy.errors import DeployError
 from deploy.spec.model import Spec, Transport
-from deploy.spec.profiles import ALL_ROLES, ENGINES, ROUTER, Profile, compose_files
+from deploy.spec.profiles import (
+    ALL_ROLES,
+    BEHIND_ROUTER,
+    ENGINES,
+    FRONT_FILE,
+    METRICS_FILE,
+    ROUTER,
+    Profile,
+    compose_files,
+)
 from deploy.stack.environment import ENGINE_PORT
 from deploy.stack.origins import variable_names
 
@@ -67,6 +77,8 @@ class Stack:
         root: the repository.
         environment: the env file; needed only to start or to show the configuration.
         gpus_per_engine: of profile replicas, whose compose files depend on it.
+        front: HAProxy stands before the router.
+        metrics_page: there is a page with the metrics of all roles.
     """
 
     root: Path
@@ -74,10 +86,18 @@ class Stack:
     profile: Profile = "pd"
     transport: Transport = "isolated"
     gpus_per_engine: int = 0
+    front: bool = False
+    metrics_page: bool = False
 
     @cached_property
     def files(self) -> list[Path]:
-        names = compose_files(self.profile, p2p=self.transport == "p2p", gpus_per_engine=self.gpus_per_engine)
+        names = compose_files(
+            self.profile,
+            p2p=self.transport == "p2p",
+            gpus_per_engine=self.gpus_per_engine,
+            front=self.front,
+            metrics=self.metrics_page,
+        )
         return [self.root / name for name in names]
 
     @cached_property
@@ -89,7 +109,8 @@ class Stack:
     @property
     def expected(self) -> tuple[str, ...]:
         """The services without which the stack does not serve."""
-        return (*self.engines, ROUTER)
+        services: dict[str, Any] = self.config()["services"]
+        return (*self.engines, ROUTER, *(name for name in BEHIND_ROUTER if name in services))
 
     @cached_property
     def project(self) -> str:
@@ -163,6 +184,16 @@ class Stack:
             return str(DockerClient().container.logs(container, tail=tail, since=since))
         except DockerException:
             return ""
+
+    def stamped_log(self, container: str, since: str) -> str:
+        """A container's output with Docker's own time before each line, empty if the container is gone.
+
+        Args:
+            since: not older than, for example 10m.
+        """
+        command = ["docker", "logs", "--timestamps", "--since", since, container]
+        done = subprocess.run(command, capture_output=True, check=False)
+        return (done.stdout + b"\n" + done.stderr).decode(errors="replace")
 
     def metrics(self, role: str, port: int = ENGINE_PORT) -> str:
         """An engine's metrics page, asked for inside its container: no engine port is published.
@@ -247,12 +278,21 @@ def running_stack(root: Path, environment: Path) -> Stack:
     elif "compose.replicas.yaml" in files:
         profile = "replicas"
     transport: Transport = "p2p" if "compose.p2p.yaml" in files else "isolated"
-    return Stack(root, present, profile, transport, 4 if "compose.replicas-tp4.yaml" in files else 0)
+    size = 4 if "compose.replicas-tp4.yaml" in files else 0
+    return Stack(root, present, profile, transport, size, FRONT_FILE in files, METRICS_FILE in files)
 
 
 def stack_of(root: Path, environment: Path, spec: Spec) -> Stack:
     """The stack that a spec describes."""
-    return Stack(root, environment, spec.profile, spec.transport, spec.gpus_per_engine)
+    return Stack(
+        root,
+        environment,
+        spec.profile,
+        spec.transport,
+        spec.gpus_per_engine,
+        spec.router.front,
+        bool(spec.metrics.port),
+    )
 
 
 def words(error: DockerException) -> str:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from deploy.spec.load import SpecFile
 from deploy.spec.model import Role, Spec, cdi_device
-from deploy.spec.profiles import compose_profile
+from deploy.spec.profiles import ENGINES, FRONT, PROMETHEUS, ROUTER, compose_profile
 
 Key = tuple[str | int, ...]
 # Inside the containers, for engines and router alike.
 ENGINE_PORT = 30000
+# Where the other pages of metrics are: NIXL's of an engine, the router's, the front's.
+NIXL_PORT, ROUTER_METRICS_PORT, FRONT_METRICS_PORT = 19090, 29000, 29100
 DRAFT_MOUNT = "/draft"
 SPECULATION = {
     "eagle": (
@@ -56,6 +58,9 @@ class Facts:
         api_key_file: absolute path of the file that is mounted as the secret, None for no key.
         limits: resource limits of this host that are lower than the compose files' defaults, by variable name.
         draft: absolute path of DSpark's draft model, None if it is in the model's folder.
+        tls: absolute paths of certificate and private key, None for no TLS.
+        secrets_changed: another value whenever a secret file has changed.
+        metrics: absolute path of the folder with the controller's own metrics.
     """
 
     image: str
@@ -63,6 +68,9 @@ class Facts:
     api_key_file: Path | None
     limits: dict[str, str]
     draft: Path | None = None
+    tls: tuple[Path, Path] | None = None
+    secrets_changed: str = ""
+    metrics: Path | None = None
 
 
 def variables(spec_file: SpecFile, facts: Facts) -> list[Variable]:
@@ -91,20 +99,53 @@ def variables(spec_file: SpecFile, facts: Facts) -> list[Variable]:
         add("TENSOR_PARALLEL_SIZE", len(spec.prefill.gpus), "prefill", "gpus")
         add("CHUNKED_PREFILL_SIZE", spec.prefill.chunked_prefill_size, "prefill", "chunked_prefill_size")
         add("MAX_RUNNING_REQUESTS", spec.decode.max_running_requests, "decode", "max_running_requests")
+    profiles = [compose_profile(len(spec.roles))] if spec.profile == "replicas" and len(spec.roles) > 1 else []
+    profiles += [PROMETHEUS] if spec.metrics.prometheus_image else []
+    if profiles:
+        add("COMPOSE_PROFILES", ",".join(profiles), "replica" if spec.profile == "replicas" else "metrics")
     if spec.profile == "replicas" and len(spec.roles) > 1:
-        add("COMPOSE_PROFILES", compose_profile(len(spec.roles)), "replica")
         add("WORKER_URLS", " ".join(f"http://{name}:{ENGINE_PORT}" for name in spec.roles), "replica")
     add("BIND_ADDRESS", _bracketed(spec.router.bind), "router", "bind")
     add("PORT", spec.router.port, "router", "port")
     add("ROUTER_EXTRA_ARGUMENTS", spec.router.extra_arguments, "router", "extra_arguments")
     if facts.api_key_file:
         add("API_KEY_FILE", facts.api_key_file, "router", "api_key_file")
+    if spec.router.front:
+        _front(add, spec, facts)
+    if spec.metrics.port:
+        add("METRICS_PORT", spec.metrics.port, "metrics", "port")
+        add("METRICS_FOLDER", facts.metrics or "./observability", "metrics", "port")
+        add("METRICS_TARGETS", " ".join(f"{role}={url}" for role, url in _targets(spec)), "metrics", "port")
+        if spec.metrics.prometheus_image:
+            add("PROMETHEUS_IMAGE", spec.metrics.prometheus_image, "metrics", "prometheus_image")
+            add("PROMETHEUS_PORT", spec.metrics.prometheus_port, "metrics", "prometheus_port")
     for name, value in facts.limits.items():
         if name not in spec.variables:
             found.append(Variable(name, value, (), "limit of this host"))
     for name, value in spec.variables.items():
         add(name, value, "variables", name)
     return found
+
+
+def _targets(spec: Spec) -> list[tuple[str, str]]:
+    """Where each role shows its metrics, inside the stack; NIXL counts on a port of its own."""
+    split = spec.profile != "replicas"
+    engines = ENGINES[spec.profile] if split else tuple(spec.roles)
+    found = [(name, port) for name in engines for port in (ENGINE_PORT, *([NIXL_PORT] if split else []))]
+    found += [(ROUTER, ROUTER_METRICS_PORT), *([(FRONT, FRONT_METRICS_PORT)] if spec.router.front else [])]
+    return [(name, f"http://{name}:{port}/metrics") for name, port in found]
+
+
+def _front(add: Callable[..., None], spec: Spec, facts: Facts) -> None:
+    """The variables of compose.front.yaml."""
+    add("REQUESTS_PER_MINUTE", spec.router.requests_per_minute, "router", "requests_per_minute")
+    add("CONCURRENT_REQUESTS", spec.router.concurrent_requests, "router", "concurrent_requests")
+    if facts.tls:
+        certificate, key = facts.tls
+        add("TLS_CERTIFICATE_FILE", certificate, "router", "tls_certificate")
+        add("TLS_KEY_FILE", key, "router", "tls_key")
+    if facts.secrets_changed:
+        add("SECRETS_CHANGED", facts.secrets_changed, "router", "api_key_file")
 
 
 def _engine(add: Callable[..., None], spec: Spec) -> None:

@@ -41,9 +41,24 @@ class State:
         return self.folder / "models.json"
 
     @property
+    def secrets(self) -> Path:
+        """Copies of the secret files that the containers' user can read: the folder keeps other users out."""
+        return self.folder / "secrets"
+
+    @property
     def api_key(self) -> Path:
-        """Copy of the API key that the container's user can read: its own folder keeps other users out."""
-        return self.folder / "secrets" / "api_key"
+        """The API keys."""
+        return self.secrets / "api_key"
+
+    @property
+    def tls(self) -> tuple[Path, Path]:
+        """The certificate with its chain, and its private key."""
+        return self.secrets / "tls_certificate", self.secrets / "tls_key"
+
+    @property
+    def metrics(self) -> Path:
+        """Folder of the controller's own metrics; a container reads it."""
+        return self.folder / "metrics"
 
     @property
     def engine(self) -> Path:
@@ -106,26 +121,43 @@ def write(file: Path, text: str, mode: int = 0o644) -> None:
         raise
 
 
-def copy_api_key(source: Path, target: Path) -> None:
-    """Copy an API key to where only root and, through its mount, the container can read it.
+def read_keys(file: Path) -> list[str]:
+    """The API keys in a file: the first word of each line that is not empty and no comment.
 
     Raises:
-        DeployError: there is no such file, or it does not hold exactly one word.
+        DeployError: there is no such file, it holds no key, or a line has more than a key and a name.
+    """
+    fix = f"openssl rand -hex 32 > {file} && chmod 600 {file}"
+    try:
+        lines = [line.split() for line in file.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeployError(f"the API key file {file} cannot be read", str(error), f"create it: {fix}") from error
+    for number, words in enumerate(lines, 1):
+        if words and not words[0].startswith("#") and len(words) > 2:
+            raise DeployError(
+                f"line {number} of the API key file {file} has {len(words)} words", "a line is KEY, or KEY NAME", fix
+            )
+    keys = [words[0] for words in lines if words and not words[0].startswith("#")]
+    if not keys:
+        raise DeployError(f"the API key file {file} holds no key", "a line is KEY, or KEY NAME", fix)
+    return keys
+
+
+def copy_secret(source: Path, target: Path) -> None:
+    """Copy a secret file to where only root and, through its mount, the container can read it.
+
+    A copy that says the same already is left alone, so that its time is that of the last change.
+
+    Raises:
+        DeployError: the file cannot be read.
     """
     try:
-        words = source.read_text().split()
+        text = source.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise DeployError(
-            f"the API key file {source} cannot be read",
-            str(error),
-            f"create it: openssl rand -hex 32 > {source} && chmod 600 {source}",
+            f"the secret file {source} cannot be read", str(error), "name another one under [router] in deploy.toml"
         ) from error
-    if len(words) != 1:
-        raise DeployError(
-            f"the API key file {source} must hold one word",
-            f"it holds {len(words)}",
-            f"openssl rand -hex 32 > {source} && chmod 600 {source}",
-        )
     target.parent.mkdir(parents=True, exist_ok=True)
     target.parent.chmod(0o700)
-    write(target, words[0], 0o444)
+    if not target.exists() or target.read_text() != text:
+        write(target, text, 0o444)

@@ -23,16 +23,17 @@ from deploy.model.folder import require_model
 from deploy.model.variant import require_variant
 from deploy.spec.load import SpecFile
 from deploy.spec.model import Spec, cdi_device
-from deploy.spec.profiles import ROUTER
+from deploy.spec.profiles import BEHIND_ROUTER, ROUTER
 from deploy.stack import phases
 from deploy.stack.accept import Acceptance, accept
 from deploy.stack.client import endpoint
 from deploy.stack.compose import RoleState, Stack, stack_of
 from deploy.stack.environment import Facts, Variable, render, variables
 from deploy.stack.events import Event, Report, Running, step
+from deploy.stack.exposition import write_accepted, write_roles
 from deploy.stack.memory import plan_on, require_memory
 from deploy.stack.preview import require_known_variables
-from deploy.stack.state import State, copy_api_key, write
+from deploy.stack.state import State, copy_secret, read_keys, write
 
 MEBIBYTE = 1024**2
 TINY_MODEL_BYTES = 8 * MEBIBYTE
@@ -71,7 +72,16 @@ def plan(root: Path, spec_file: SpecFile, state: State, image: str) -> tuple[Sta
     spec = spec_file.spec
     stack = stack_of(root, state.environment, spec)
     key = state.api_key if spec.router.api_key_file else None
-    facts = Facts(image, model_folder(spec_file, state), key, probe.lowered_limits(), draft_folder(spec_file))
+    facts = Facts(
+        image,
+        model_folder(spec_file, state),
+        key,
+        probe.lowered_limits(),
+        draft_folder(spec_file),
+        tls=state.tls if spec.router.tls_certificate else None,
+        secrets_changed=_secrets_changed(state) if spec.router.front else "",
+        metrics=state.metrics.absolute(),
+    )
     lines = variables(spec_file, facts)
     require_known_variables(spec_file, stack.files, lines)
     return stack, lines
@@ -124,8 +134,7 @@ def up(
         # Before the image, which takes minutes: what is missing here must not wait for it.
         with step("model", report) as running:
             running.outcome = _prepare_model(spec_file, state)
-        if spec_file.spec.router.api_key_file:
-            copy_api_key(spec_file.file.parent / spec_file.spec.router.api_key_file, state.api_key)
+        _copy_secrets(spec_file, state)
         with step("image", report) as running:
             locked = _locked_image(root)
             sources = Sources(spec_file.spec.image.registry, mirror, security_mirror)
@@ -162,6 +171,9 @@ def up(
             with step("accept", report) as running:
                 acceptance = accept(stack, target, running)
                 running.outcome = str(acceptance)
+            now = datetime.now(UTC)
+            write_accepted(state, acceptance, {"profile": stack.profile, "image": image.tag}, now)
+            write_roles(state, stack.roles(), now)
     return Result(acceptance, image, changed, time.monotonic() - begun)
 
 
@@ -183,6 +195,25 @@ def _restore_caches(
         return restore(stack, locked, image, gpu, client, state, progress)
 
 
+def _copy_secrets(spec_file: SpecFile, state: State) -> None:
+    router, folder = spec_file.spec.router, spec_file.file.parent
+    if router.api_key_file:
+        read_keys(folder / router.api_key_file)
+        copy_secret(folder / router.api_key_file, state.api_key)
+    if router.tls_certificate:
+        certificate, key = state.tls
+        copy_secret(folder / router.tls_certificate, certificate)
+        copy_secret(folder / router.tls_key, key)
+    if spec_file.spec.metrics.port:
+        state.metrics.mkdir(parents=True, exist_ok=True)
+
+
+def _secrets_changed(state: State) -> str:
+    """When a secret file last changed: Compose does not look into them, and makes no new container by itself."""
+    times = [file.stat().st_mtime_ns for file in (state.api_key, *state.tls) if file.exists()]
+    return str(max(times, default=0))
+
+
 def _locked_image(root: Path) -> ImageLock | None:
     return read_lock(root).image if (root / FILE_NAME).exists() else None
 
@@ -200,9 +231,10 @@ def _require_signed(spec_file: SpecFile, locked: ImageLock | None, image: ImageR
 
 
 def _waves(services: Iterable[str], engines: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """The order of starting: what the engines lean on, the engines, then the router, which waits for all of them."""
-    others = tuple(sorted(set(services) - {*engines, ROUTER}))
-    return [wave for wave in (others, engines, (ROUTER,)) if wave]
+    """The order of starting: what the engines lean on, the engines, the router, what stands behind it."""
+    behind = tuple(name for name in BEHIND_ROUTER if name in set(services))
+    others = tuple(sorted(set(services) - {*engines, ROUTER, *behind}))
+    return [wave for wave in (others, engines, (ROUTER,), behind) if wave]
 
 
 def down(stack: Stack, state: State, *, keep_volumes: bool = False) -> list[str]:

@@ -1,9 +1,10 @@
 """Role entry point of the containers: `python -m engine_runtime.launch ROLE ARGUMENT...`.
 
-ROLE is `prefill`, `decode`, `engine` (one server that does both) or `router`; the arguments are SGLang's or its
-router's own. Further arguments come from the variable EXTRA_ARGUMENTS.
+ROLE is `prefill`, `decode`, `engine` (one server that does both), `router`, `front` (HAProxy before the router) or
+`exporter` (the metrics of all roles); the arguments are SGLang's or its router's own. Further arguments come from the
+variable EXTRA_ARGUMENTS.
 
-The router reads its keys from the secret files, so that they appear in no argument list, environment or log. The
+Router and front read their keys from the secret files, so that they appear in no argument list, environment or log. The
 engines have none: only the router can reach them, and SGLang would print the key in its log and in `/server_info`.
 """
 
@@ -18,18 +19,13 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from engine_runtime import cpu, health, jit
+from engine_runtime import cpu, exporter, front, health, jit
+from engine_runtime.secret_files import ADMIN_KEY_FILE, KEYS_FILE, UsageError, read_keys, read_text
 
 ENGINE_ROLES = ("prefill", "decode", "engine")
-ROLES = (*ENGINE_ROLES, "router")
-API_KEY_FILE = Path("/run/secrets/api_key")
-ADMIN_KEY_FILE = Path("/run/secrets/admin_key")
+ROLES = (*ENGINE_ROLES, "router", "front", "exporter")
 NUMA_NODES_FROM = "NUMA_NODES_FROM"
 SECRET_ARGUMENTS = ("--api-key", "--admin-api-key", "--control-plane-api-keys")
-
-
-class UsageError(Exception):
-    """The container was started in a way that cannot work; the text says what to change."""
 
 
 def arguments(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, list[str]]:
@@ -77,43 +73,36 @@ def without_option(arguments: Sequence[str], option: str) -> list[str]:
     return kept
 
 
-def read_key(path: Path) -> str | None:
-    """The key in the file, or None when the file is absent or empty.
+def router_key(path: Path) -> str | None:
+    """The one key in the file, None if there is none.
 
     Raises:
-        UsageError: The file cannot be read or holds more than one word.
+        UsageError: as `read_keys`, or there are more: the router knows one.
     """
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"user {os.getuid()} cannot read the key file: {error}") from error
-    words = text.split()
-    if len(words) > 1:
-        raise UsageError(f"{path} must hold one word, the key")
-    return words[0] if words else None
+    keys = list(read_keys(path))
+    if len(keys) > 1:
+        raise UsageError("the router takes one API key; with compose.front.yaml there can be more")
+    return keys[0] if keys else None
 
 
-def check_exposure(published_address: str, api_key: str | None) -> None:
-    """Refuse to serve other machines without a key.
+def check_exposure(published_address: str) -> None:
+    """Refuse to serve other machines with the router itself: some of its routes ask for no key.
 
     Args:
         published_address: Host address the router's port is published on; empty means every address.
-        api_key: The router's key.
 
     Raises:
-        UsageError: The address is not a loopback one and there is no key.
+        UsageError: The address is not a loopback one.
     """
     address = published_address.strip("[]")
     try:
         loopback = ip_address(address).is_loopback
     except ValueError:
         loopback = address == "localhost"
-    if not loopback and api_key is None:
+    if not loopback:
         raise UsageError(
-            f"the router is published on {published_address or 'every address'} without an API key: "
-            "set API_KEY_FILE, or BIND_ADDRESS=127.0.0.1"
+            f"the router is published on {published_address or 'every address'}, and some of its routes ask for no "
+            "key: add compose.front.yaml and set API_KEY_FILE, or BIND_ADDRESS=127.0.0.1"
         )
 
 
@@ -167,9 +156,12 @@ def main() -> None:
     try:
         role, rest = arguments(sys.argv[1:], os.environ)
         if role == "router":
-            api_key = read_key(API_KEY_FILE)
-            check_exposure(os.environ.get("PUBLISHED_ADDRESS", "127.0.0.1"), api_key)
-            run_router(rest, api_key, read_key(ADMIN_KEY_FILE))
+            check_exposure(os.environ.get("PUBLISHED_ADDRESS", "127.0.0.1"))
+            run_router(rest, router_key(KEYS_FILE), read_text(ADMIN_KEY_FILE).strip() or None)
+        elif role == "front":
+            front.run(os.environ)
+        elif role == "exporter":
+            exporter.run(os.environ)
         else:
             run_engine(rest)
     except UsageError as error:

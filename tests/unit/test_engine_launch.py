@@ -1,11 +1,8 @@
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from engine_runtime import launch
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def test_a_role_becomes_sglangs_own_flag() -> None:
@@ -28,7 +25,7 @@ def test_extra_arguments_are_split_like_a_shell_would_and_come_last_where_they_w
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["--prefill"]])
 def test_anything_but_a_role_is_refused_with_the_list_of_roles(command: list[str]) -> None:
-    with pytest.raises(launch.UsageError, match="prefill, decode, engine, router"):
+    with pytest.raises(launch.UsageError, match="prefill, decode, engine, router, front, exporter"):
         launch.arguments(command, {})
 
 
@@ -47,43 +44,26 @@ def test_a_key_on_the_command_line_is_refused_without_repeating_it(flag: str, fo
         assert "sk-secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "\n", "  \n"])
-def test_an_empty_key_file_means_no_key(tmp_path: Path, text: str) -> None:
-    (tmp_path / "key").write_text(text)
-    assert launch.read_key(tmp_path / "key") is None
-    assert launch.read_key(Path("/dev/null")) is None
-    assert launch.read_key(tmp_path / "absent") is None
-
-
-@given(st.text(alphabet=st.characters(codec="ascii", exclude_categories=["Cc", "Zs"]), min_size=1))
-def test_a_key_is_read_without_the_white_space_around_it(tmp_path_factory: pytest.TempPathFactory, key: str) -> None:
-    path = tmp_path_factory.mktemp("key") / "key"
-    path.write_text(f" {key}\n")
-    assert launch.read_key(path) == key
-
-
-def test_a_key_file_that_is_not_one_word_is_refused_without_repeating_it(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("sk-one sk-two")
-    with pytest.raises(launch.UsageError) as caught:
-        launch.read_key(tmp_path / "key")
+def test_the_router_takes_one_key_and_refuses_more_without_repeating_them(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    assert launch.router_key(path) is None
+    path.write_text("sk-one alice\n")
+    assert launch.router_key(path) == "sk-one"
+    path.write_text("sk-one\nsk-two\n")
+    with pytest.raises(launch.UsageError, match=r"compose\.front\.yaml") as caught:
+        launch.router_key(path)
     assert "sk-" not in str(caught.value)
 
 
-def test_a_key_file_that_cannot_be_read_is_an_error_and_not_an_open_router(tmp_path: Path) -> None:
-    with pytest.raises(launch.UsageError, match=f"user {os.getuid()} cannot read"):
-        launch.read_key(tmp_path)
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
-def test_loopback_needs_no_key(address: str) -> None:
-    launch.check_exposure(address, None)
+def test_the_router_itself_may_be_published_on_loopback(address: str) -> None:
+    launch.check_exposure(address)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "", "192.168.1.5", "::", "[::]", "example.org"])
-def test_other_addresses_need_a_key(address: str) -> None:
-    launch.check_exposure(address, "key")
-    with pytest.raises(launch.UsageError, match="API_KEY_FILE"):
-        launch.check_exposure(address, None)
+def test_on_other_addresses_only_the_front_may_be_published(address: str) -> None:
+    with pytest.raises(launch.UsageError, match=r"compose\.front\.yaml"):
+        launch.check_exposure(address)
 
 
 class FakeRouter:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deploy.errors import DeployError
-from deploy.stack.state import LockHeld, State, copy_api_key, write
+from deploy.stack.state import LockHeld, State, copy_secret, read_keys, write
 
 HOLD = """
 import sys
@@ -47,17 +47,35 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_the_containers_copy_of_a_key_is_readable_only_through_its_mount(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("secret\n")
+def test_the_containers_copy_of_a_secret_is_readable_only_through_its_mount(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret alice\n")
     target = State(tmp_path).api_key
-    copy_api_key(tmp_path / "key", target)
-    assert target.read_text() == "secret"
+    copy_secret(tmp_path / "key", target)
+    assert target.read_text() == "secret alice\n"
     assert target.stat().st_mode & 0o777 == 0o444
     assert target.parent.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("text", ["", "two words"])
-def test_a_key_file_without_exactly_one_word_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_copy_keeps_its_time_until_the_secret_changes(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("one")
+    target = State(tmp_path).api_key
+    copy_secret(tmp_path / "key", target)
+    os.utime(target, ns=(1, 1))
+    copy_secret(tmp_path / "key", target)
+    assert target.stat().st_mtime_ns == 1
+    (tmp_path / "key").write_text("two")
+    copy_secret(tmp_path / "key", target)
+    assert target.stat().st_mtime_ns > 1
+
+
+def test_keys_are_the_first_words_of_the_lines(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# ours\n\nsk-one\n  sk-two bob\n")
+    assert read_keys(tmp_path / "keys") == ["sk-one", "sk-two"]
+
+
+@pytest.mark.parametrize(("text", "complaint"), [("", "no key"), ("# sk-x\n", "no key"), ("sk-a b c", "line 1")])
+def test_a_key_file_that_is_not_one_is_refused_without_repeating_it(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "key").write_text(text)
-    with pytest.raises(DeployError, match="one word"):
-        copy_api_key(tmp_path / "key", tmp_path / "copy")
+    with pytest.raises(DeployError, match=complaint) as caught:
+        read_keys(tmp_path / "key")
+    assert "sk-" not in str(caught.value)

@@ -1,0 +1,86 @@
+"""The verbs that look at what runs: `deploy trace`, `deploy metrics`."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from deploy import render
+from deploy.command_line import ROOT, STATE, JsonOption, StateOption, examples, print_json, verbs
+from deploy.errors import DeployError
+from deploy.host import probe
+from deploy.host.docker_facts import require_docker
+from deploy.spec.profiles import EXPORTER
+from deploy.stack.compose import Stack, running_stack
+from deploy.stack.state import State
+from deploy.stack.trace import REQUEST_ID, Trace, trace
+
+# Inside the stack.
+EXPORTER_PORT = 9400
+
+app = verbs()
+out = Console(highlight=False)
+
+
+@app.command(
+    "trace",
+    epilog=examples(
+        "deploy trace order-66                 what the client or the front called it",
+        "deploy trace order-66 --since 10m --json | jq .steps",
+    ),
+)
+def trace_verb(
+    request_id: Annotated[str, typer.Argument(help="X-Request-Id of the answer.", show_default=False)],
+    state: StateOption = STATE,
+    since: Annotated[str, typer.Option("--since", help="Logs not older than this.")] = "24h",
+    as_json: JsonOption = False,
+) -> None:
+    """Follow one request through the logs of all roles, front to decode. Exit code 1 if there is nothing of it."""
+    if not REQUEST_ID.fullmatch(request_id):
+        raise typer.BadParameter("letters, digits and . _ - alone, 128 at most", param_hint="REQUEST_ID")
+    stack = _running(state)
+    found = trace({role.role: stack.stamped_log(role.container, since) for role in stack.roles()}, request_id)
+    if as_json:
+        print_json(found.as_dict())
+    elif found.steps:
+        _show(found)
+    if not found.steps:
+        raise DeployError(
+            f"no log holds a request {request_id}",
+            f"Docker keeps the last 250 MB of each container's log, and this looked at {since} of it",
+            "take the id from the X-Request-Id of an answer; deploy trace ID --since 72h",
+        )
+
+
+@app.command("metrics", epilog=examples("deploy metrics", "deploy metrics | grep ^deploy_role"))
+def metrics_verb(state: StateOption = STATE) -> None:
+    """Print the page with the metrics of all roles, as Prometheus would get it now."""
+    stack = _running(state)
+    if EXPORTER not in stack.expected:
+        raise DeployError(
+            "this stack has no page of metrics",
+            "it was started without one",
+            "set metrics.port in deploy.toml, deploy up",
+        )
+    sys.stdout.write(stack.metrics(EXPORTER, EXPORTER_PORT))
+
+
+def _running(state: StateOption) -> Stack:
+    require_docker(probe.docker_facts(), cdi=False)
+    stack = running_stack(ROOT, State(state).environment)
+    if not stack.roles():
+        raise DeployError("nothing runs", "there is no container of this stack", "deploy up")
+    return stack
+
+
+def _show(found: Trace) -> None:
+    rows = [
+        [step.at[11:23], step.role, step.event, "  ".join(f"{name}={value}" for name, value in step.details.items())]
+        for step in found.steps
+    ]
+    if out.is_terminal:
+        out.print(render.table(["time (UTC)", "role", "event", "details"], rows))
+        return
+    for row in rows:
+        sys.stdout.write("\t".join(row) + "\n")
