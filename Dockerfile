@@ -58,10 +58,6 @@ RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=modul
     gcc -shared -nostdlib -Wl,-soname,libcuda.so.1 -o /opt/cuda-link/libcuda.so -x c /dev/null; \
     python -W ignore /tmp/modules/bake_modules.py sglang /opt/baked/sglang-jit; \
     find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
-RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=modules,target=/tmp/modules \
-    set -eu; umask 022; \
-    python -W ignore /tmp/modules/bake_modules.py flashinfer; \
-    find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 
 # ---- patched: the textual changes to SGLang
 FROM modules AS patched
