@@ -65,7 +65,8 @@ def plugin_pairs(root: Path) -> tuple[list[tuple[str, str]], Callable[[str, str]
         return None
     with _importing_from(kernels):
         hooks = import_module(TABLE).HOOKS
-        return [(hook.target, hook.upstream_sha256) for hook in hooks], import_module(UPSTREAM).function_sha256
+        pairs = [pair for hook in hooks for pair in hook.sources]
+        return list(dict.fromkeys(pairs)), import_module(UPSTREAM).function_sha256
 
 
 @contextmanager

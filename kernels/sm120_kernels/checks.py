@@ -23,6 +23,17 @@ def require(tensor: torch.Tensor, name: str, dtype: torch.dtype, shape: tuple[in
         raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()} for shape {list(shape)}")
 
 
+def require_index(tensor: torch.Tensor, name: str, shape: tuple[int, ...]) -> None:
+    """Refuse a tensor that is not contiguous, of `shape` and int32 or int64, which is what SGLang keeps positions in.
+
+    Raises:
+        ValueError: says which of the three it is, and both values.
+    """
+    if tensor.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} must be torch.int32 or torch.int64, got {tensor.dtype}")
+    require(tensor, name, tensor.dtype, shape)
+
+
 def require_rows(tensor: torch.Tensor, name: str, dtype: torch.dtype, rows: int) -> None:
     """Refuse a tensor that is not a `dtype` matrix of `rows` rows, each contiguous; rows may lie apart.
 

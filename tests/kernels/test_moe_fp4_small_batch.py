@@ -60,6 +60,12 @@ def test_fp8_activations_equal_the_reference_with_the_same_rounding(ids: list[li
     assert error(out, reference.moe_fp4_small_batch(**call)) <= 5e-2
 
 
+def test_up_rows_before_gate_rows_give_the_same_result() -> None:
+    call = arguments([[0, 1], [4, -1]])
+    swapped = {name: torch.cat(call[name].chunk(2, dim=1)[::-1], dim=1) for name in ("w13", "w13_scale")}
+    assert torch.equal(moe_fp4_small_batch(**call | swapped, up_first=True), moe_fp4_small_batch(**call))
+
+
 def test_no_tokens_give_an_empty_result() -> None:
     call = arguments([[0, 1]])
     empty = {name: call[name][:0] for name in ("x", "topk_ids", "topk_weights")}

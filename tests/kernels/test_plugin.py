@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import pkgutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from sm120_kernels.plugin.table import ALIASES, HOOKS, Hook, enabled
 
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.filterwarnings("ignore")
-SPARSE_MLA, LOGITS_TILELANG, LOGITS_TORCH, TOPK_V1, TOPK_V2 = HOOKS
+SPARSE_MLA, LOGITS_TILELANG, LOGITS_TORCH, TOPK_V1, TOPK_V2 = HOOKS[:5]
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +26,13 @@ def fresh_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setattr(hooks, "REPORT", tmp_path / "hooks.json")
     yield
     for hook in HOOKS:
-        wrapped = getattr(importlib.import_module(hook.module), hook.function)
+        owner = pkgutil.resolve_name(hook.owner)
+        wrapped = getattr(owner, hook.function)
         original = wrapped
         while hasattr(original, "__wrapped__"):
             original = original.__wrapped__
+            if isinstance(owner, type):
+                setattr(owner, hook.function, original)
         for module in [module for module in sys.modules.values() if module is not None]:
             for name, value in list(getattr(module, "__dict__", {}).items()):
                 if value is wrapped and wrapped is not original:
@@ -37,11 +41,11 @@ def fresh_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def function(hook: Hook):
-    return getattr(importlib.import_module(hook.module), hook.function)
+    return getattr(pkgutil.resolve_name(hook.owner), hook.function)
 
 
 def calls(hook: Hook, path: str) -> float:
-    return hooks._metrics()[0].labels(hook.op, path)._value.get()
+    return hooks._metrics()[0].labels(hook.op, hook.function, path)._value.get()
 
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.function)
@@ -57,8 +61,16 @@ def test_a_changed_function_ends_the_process_and_is_named(monkeypatch: pytest.Mo
     assert not hooks.is_replaced(LOGITS_TORCH)
 
 
+@pytest.mark.parametrize("hook", [hook for hook in HOOKS if hook.relies_on], ids=lambda hook: hook.function)
+def test_a_changed_function_that_a_hook_counts_on_is_named(hook: Hook) -> None:
+    path, _ = hook.relies_on[-1]
+    changed = replace(hook, relies_on=(*hook.relies_on[:-1], (path, "0" * 64)))
+    with pytest.raises(LookupError, match=f"{path} is not the function that {hook.op} was written against"):
+        hooks.require_upstream(changed)
+
+
 def test_a_missing_function_ends_the_process_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = replace(LOGITS_TORCH, target=LOGITS_TORCH.module + ".gone")
+    gone = replace(LOGITS_TORCH, target=LOGITS_TORCH.owner + ".gone")
     monkeypatch.setattr(hooks, "enabled", lambda environment: (gone,))
     with pytest.raises(SystemExit, match="gone"):
         hooks.activate()
@@ -142,7 +154,23 @@ def test_checking_runs_both_and_reports_the_difference(monkeypatch: pytest.Monke
     monkeypatch.setenv(hooks.CHECK, "1")
     hooks.activate()
     function(LOGITS_TORCH)(**logits_arguments([200, 64]))
-    assert 0 < hooks._metrics()[1].labels(LOGITS_TORCH.op)._value.get() < 1e-2
+    assert 0 < hooks._metrics()[1].labels(LOGITS_TORCH.op, LOGITS_TORCH.function)._value.get() < 1e-2
+
+
+@pytest.mark.parametrize("hook", (TOPK_V1, TOPK_V2), ids=lambda hook: hook.function)
+def test_checking_topk_reports_the_share_of_other_tokens(hook: Hook) -> None:
+    lengths, scores = torch.tensor([600], dtype=torch.int32), torch.randn(1, 640)
+    table, plan = torch.arange(10, dtype=torch.int32).reshape(1, 10), () if hook is TOPK_V1 else (None,)
+    given = (scores, lengths, table, torch.empty(1, 512, dtype=torch.int32), 64, *plan)
+
+    def upstream(scores, lengths, table, out, *rest):
+        # Every other token is another one than ours took.
+        out.copy_(given[3])
+        out[:, ::2] = -5
+
+    replacement = hooks.Replacement(hook, (), checked=True)
+    replacement(upstream, *given)
+    assert hooks._metrics()[1].labels(hook.op, hook.function)._value.get() >= 0.4
 
 
 def test_topk_through_the_hook_takes_the_best_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +219,7 @@ def cache_of(pages: int, page: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def test_attention_through_the_hook_equals_sglangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module(SPARSE_MLA.module)
+    module = importlib.import_module(SPARSE_MLA.owner)
     monkeypatch.setattr(module, "_sm120_default_backend", "torch")
     generator = torch.Generator().manual_seed(4)
     given = {
@@ -208,8 +236,10 @@ def test_attention_through_the_hook_equals_sglangs(monkeypatch: pytest.MonkeyPat
     }
     theirs = function(SPARSE_MLA)(**given)[0]
     monkeypatch.setenv(SPARSE_MLA.switch, "1")
+    monkeypatch.setenv(hooks.CHECK, "1")
     hooks.activate()
     before = calls(SPARSE_MLA, "ours")
     ours = function(SPARSE_MLA)(**given)[0]
     assert calls(SPARSE_MLA, "ours") == before + 1 and ours.shape == theirs.shape
+    assert 0 < hooks._metrics()[1].labels(SPARSE_MLA.op, SPARSE_MLA.function)._value.get() < 1e-2
     assert (ours - theirs).float().norm() / theirs.float().norm() < 1e-2

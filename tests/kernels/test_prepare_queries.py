@@ -77,7 +77,7 @@ def test_no_tokens_give_empty_results() -> None:
         ({"q": torch.zeros(2, HEADS * 512 + 8192)}, "q must be torch.bfloat16"),
         ({"heads": 7}, "q must have 7 x 512 columns"),
         ({"rope": torch.zeros(9, 32)}, "rope must have shape"),
-        ({"positions": torch.zeros(2, dtype=torch.int64)}, "positions must be torch.int32"),
+        ({"positions": torch.zeros(2)}, "positions must be torch.int32 or torch.int64"),
         ({"projected": None}, "give both or neither"),
         ({"first_column": 37}, "first_column must be 0 to 36"),
         ({"index_q": torch.zeros(2, 64, 128)}, "index_q must be torch.float8_e4m3fn"),

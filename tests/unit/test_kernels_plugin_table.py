@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from sm120_kernels.plugin.table import HOOKS, OFF, ON, enabled
@@ -28,6 +30,13 @@ def last():
 def test_the_table_needs_neither_torch_nor_sglang() -> None:
     code = "import sys, sm120_kernels.plugin.table; sys.exit(bool({'torch', 'sglang', 'triton'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_every_switch_is_a_variable_of_the_compose_file_and_off() -> None:
+    compose = yaml.safe_load((Path(__file__).parents[2] / "compose.yaml").read_text(encoding="utf-8"))
+    for hook in HOOKS:
+        variable = hook.switch.removeprefix("SGLANG_")
+        assert compose["x-engine-environment"][hook.switch] == f"${{{variable}:-0}}"
 
 
 def test_a_function_is_replaced_once() -> None:

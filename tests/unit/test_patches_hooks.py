@@ -73,7 +73,7 @@ def test_a_checkout_without_a_plugin_has_no_hooks(tmp_path: Path) -> None:
 
 
 def test_the_table_of_the_named_checkout_is_read(tmp_path: Path) -> None:
-    table = "from types import SimpleNamespace\nHOOKS = [SimpleNamespace(target='sglang.x.f', upstream_sha256='1')]\n"
+    table = "from types import SimpleNamespace\nHOOKS = [SimpleNamespace(sources=[('sglang.x.f', '1')])]\n"
     write_plugin(tmp_path, table)
     plugin = plugin_pairs(tmp_path)
     assert plugin is not None

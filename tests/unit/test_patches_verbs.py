@@ -31,7 +31,7 @@ Default: 42
 +    return 42
 """
 TABLE = """from types import SimpleNamespace
-HOOKS = [SimpleNamespace(target="sglang.core.answer", upstream_sha256="42")]
+HOOKS = [SimpleNamespace(sources=[("sglang.core.answer", "42")])]
 """
 UPSTREAM = """def function_sha256(source_text, qualified_name):
     return "42" if "42" in source_text else "other"

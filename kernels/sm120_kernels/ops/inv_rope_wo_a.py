@@ -9,7 +9,7 @@ import torch
 
 from sm120_kernels import kv_layout, serving
 from sm120_kernels.aot import LIMITS, CompileCase
-from sm120_kernels.checks import require, require_block_scale, require_device, shared_bytes, sm_count
+from sm120_kernels.checks import require, require_block_scale, require_device, require_index, shared_bytes, sm_count
 from sm120_kernels.ops import fp8_block_linear
 from sm120_kernels.ops.fp8_block_linear import BLOCK, Plan
 
@@ -40,7 +40,7 @@ def inv_rope_wo_a(
 
     Args:
         o: [rows, heads, 512] bfloat16, contiguous.
-        positions: [rows] int32.
+        positions: [rows] int32 or int64.
         rope: [positions, 64] float32, contiguous: cos and sin of 32 frequencies, interleaved.
         weight: [groups, N, heads / groups * 512] float8_e4m3fn, contiguous, N a multiple of 128.
         weight_scale: [groups, N / 128, heads / groups * 4] or the same flattened to two dimensions, contiguous;
@@ -61,7 +61,7 @@ def inv_rope_wo_a(
         raise ValueError(f"o must be [rows, heads, {HEAD_DIM}], got {list(o.shape)}")
     tokens, heads, _ = o.shape
     require(o, "o", torch.bfloat16, tuple(o.shape))
-    require(positions, "positions", torch.int32, (tokens,))
+    require_index(positions, "positions", (tokens,))
     if rope.ndim != 2:
         raise ValueError(f"rope must be [positions, {ROPE_DIM}], got {list(rope.shape)}")
     require(rope, "rope", torch.float32, (rope.shape[0], ROPE_DIM))
@@ -99,7 +99,7 @@ def serving_calls() -> Iterator[Callable[[], object]]:
         scale = torch.zeros(groups * 1024 // BLOCK, depth // BLOCK)
         for tokens in serving.BATCHES:
             o = torch.zeros(tokens, heads, HEAD_DIM, dtype=torch.bfloat16)
-            positions = torch.zeros(tokens, dtype=torch.int32)
+            positions = torch.zeros(tokens, dtype=torch.int64)
             yield functools.partial(inv_rope_wo_a, o, positions, torch.zeros(1, ROPE_DIM), weight, scale)
 
 

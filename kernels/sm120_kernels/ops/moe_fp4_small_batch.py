@@ -57,13 +57,13 @@ def _members(same, rank, begin, ROUTES: tl.constexpr, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _gate_up_rows(tile, intermediate, ROWS: tl.constexpr):
+def _gate_up_rows(tile, intermediate, ROWS: tl.constexpr, UP_FIRST: tl.constexpr):
     """Rows of w13 for a block: eight gate rows, then the eight up rows that go with them, and so on.
 
-    So one thread of the product holds a gate and its up.
+    So one thread of the product holds a gate and its up. With UP_FIRST w13 has all up rows before the gate rows.
     """
     r = tl.arange(0, ROWS)
-    return tile * (ROWS // 2) + r // 16 * 8 + r % 8 + (r // 8 % 2) * intermediate
+    return tile * (ROWS // 2) + r // 16 * 8 + r % 8 + ((r // 8 + UP_FIRST) % 2) * intermediate
 
 
 @triton.jit
@@ -177,6 +177,7 @@ def _gate_up_kernel(
     SHARED_TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
+    UP_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """activations[route] of one block of gate and up rows. x and activations are int32, two bf16 each.
@@ -192,7 +193,7 @@ def _gate_up_kernel(
     column = tl.arange(0, ROWS // 2)
     if program < shared_programs:
         tile = program
-        row = _gate_up_rows(tile, INTERMEDIATE, ROWS)
+        row = _gate_up_rows(tile, INTERMEDIATE, ROWS, False)
         k = tl.arange(0, 128)
         weights = shared_w13 + row[:, None] * HIDDEN + k[None, :]
         scales = shared_scale + row // 128 * (HIDDEN // 128)
@@ -211,7 +212,7 @@ def _gate_up_kernel(
     expert, first, same, rank = _first_route(ids, route, routes, ROUTES)
     if not first:
         return
-    row = _gate_up_rows(tile, INTERMEDIATE, ROWS)
+    row = _gate_up_rows(tile, INTERMEDIATE, ROWS, UP_FIRST)
     weights = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 2)) + row[:, None] * (HIDDEN // 2)
     weights += tl.arange(0, DEPTH // 2)[None, :]
     scales = w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // GROUP)) + row[:, None] * (HIDDEN // GROUP)
@@ -442,6 +443,7 @@ def moe_fp4_small_batch(
     shared_w2_scale: torch.Tensor | None = None,
     swiglu_limit: float = SWIGLU_LIMIT,
     fp8_activations: bool = False,
+    up_first: bool = False,
     out: torch.Tensor | None = None,
     check: bool = False,
     chosen: Plan | None = None,
@@ -468,6 +470,7 @@ def moe_fp4_small_batch(
         swiglu_limit: L; inf for none.
         fp8_activations: MXFP4 only: round x and a to e4m3 with a power-of-two scale for each 32 values (W4A8) and
             multiply with `tl.dot_scaled`, which sm_100 and sm_120 do in the tensor cores; elsewhere Triton emulates it.
+        up_first: w13 and its scales have the I up rows before the gate rows, as FlashInfer keeps them.
         out: [tokens, H] bfloat16, contiguous; allocated when None.
         check: also verify that every id is -1 or an expert. For debugging: it waits for the GPU, so it cannot be used
             under graph capture.
@@ -556,6 +559,7 @@ def moe_fp4_small_batch(
         num_warps=up.warps,
         num_stages=up.stages,
         maxnreg=up.registers,
+        UP_FIRST=up_first,
         **constants,
         **launch,
     )
@@ -686,28 +690,18 @@ def _scale_bytes(scale: torch.Tensor) -> torch.Tensor:
 
 
 def serving_calls() -> Iterator[Callable[[], object]]:
-    """A rank's experts, MXFP4 and NVFP4, with the shared one."""
+    """A rank's MXFP4 experts as FlashInfer keeps them; the shared one is a linear of its own in SGLang."""
     hidden, top_k = serving.HIDDEN, 6
     for ranks in serving.RANKS:
         intermediate = serving.INTERMEDIATE // ranks
-        sizes = {"w13": (2 * intermediate, hidden), "w2": (hidden, intermediate)}
-        shared: dict[str, torch.Tensor] = {}
-        routed: dict[str, dict[str, torch.Tensor]] = {"mxfp4": {}, "nvfp4": {}}
-        for name, (rows, columns) in sizes.items():
-            shared[f"shared_{name}"] = torch.zeros(rows, columns, dtype=torch.float8_e4m3fn)
-            shared[f"shared_{name}_scale"] = torch.zeros(rows // BLOCK, columns // BLOCK)
-            weight = torch.zeros(1, rows, columns // 2, dtype=torch.uint8)
-            routed["mxfp4"] |= {name: weight, f"{name}_scale": torch.zeros(1, rows, columns // 32, dtype=torch.uint8)}
-            routed["nvfp4"] |= {
-                name: weight,
-                f"{name}_scale": torch.zeros(1, rows, columns // 16, dtype=torch.float8_e4m3fn),
-                f"{name}_global": torch.zeros(1),
-            }
+        weights: dict[str, torch.Tensor] = {}
+        for name, rows, columns in (("w13", 2 * intermediate, hidden), ("w2", hidden, intermediate)):
+            weights[name] = torch.zeros(1, rows, columns // 2, dtype=torch.uint8)
+            weights[f"{name}_scale"] = torch.zeros(1, rows, columns // 32, dtype=torch.uint8)
         for tokens in serving.BATCHES:
             x = torch.zeros(tokens, hidden, dtype=torch.bfloat16)
             ids = torch.full((tokens, top_k), -1, dtype=torch.int32)
-            for weights in routed.values():
-                yield functools.partial(moe_fp4_small_batch, x, ids, torch.zeros(tokens, top_k), **weights, **shared)
+            yield functools.partial(moe_fp4_small_batch, x, ids, torch.zeros(tokens, top_k), **weights, up_first=True)
 
 
 def compile_cases() -> Iterator[CompileCase]:
@@ -745,7 +739,8 @@ def compile_cases() -> Iterator[CompileCase]:
                         "GROUP": group,
                         "FP8": fp8,
                         "ROWS": cut.rows,
-                        **({"BLOCKS": cut.blocks} if kernel is _down_kernel else {}),
+                        # The engine keeps MXFP4 experts as FlashInfer does.
+                        **({"BLOCKS": cut.blocks} if kernel is _down_kernel else {"UP_FIRST": group == 32}),
                         "DEPTH": cut.depth,
                         "STAGES": cut.stages,
                         "TOKENS": chosen.tokens,

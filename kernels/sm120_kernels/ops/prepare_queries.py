@@ -11,9 +11,8 @@ import triton.language as tl
 
 from sm120_kernels import kv_layout, serving
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import has_dependent_launch, require, require_device, require_rows, sm_count
+from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index, require_rows
 from sm120_kernels.interpret import dot, to_bf16, to_e4m3
-from sm120_kernels.ops import bf16_linear_partials
 from sm120_kernels.rotation import hadamard, rotate
 
 HEAD_DIM = kv_layout.HEAD_DIM
@@ -130,7 +129,7 @@ def prepare_queries(
             indexer's 64 heads of 128. The query heads are changed in place.
         heads: query heads.
         rope: [positions, 64] float32, contiguous: cos and sin of 32 frequencies, interleaved.
-        positions: [tokens] int32, contiguous.
+        positions: [tokens] int32 or int64, contiguous.
         eps: of the norm.
         projected: with the indexer, [splits, tokens, columns] float32 from `bf16_linear_partials`.
         first_column: where its 64 head weights begin.
@@ -157,7 +156,7 @@ def prepare_queries(
     if q.stride(0) % 8:
         raise ValueError(f"q's rows must lie a multiple of 8 elements apart, got {q.stride(0)}")
     require(rope, "rope", torch.float32, (rope.shape[0], ROPE_DIM))
-    require(positions, "positions", torch.int32, (tokens,))
+    require_index(positions, "positions", (tokens,))
     if indexed != (projected is not None):
         raise ValueError("projected goes with the indexer's heads in q: give both or neither")
     view = q[:, : heads * HEAD_DIM].unflatten(1, (heads, HEAD_DIM))
@@ -209,21 +208,14 @@ def prepare_queries(
 
 
 def serving_calls() -> Iterator[Callable[[], object]]:
-    """With and without the indexer, whose head weights follow the compressors' columns, in as many shares as those."""
-    columns = 4 * 512 + 4 * 128
+    """A rank's heads; the indexer's have a call of their own in SGLang."""
     rope = torch.zeros(1, ROPE_DIM)
     for ranks in serving.RANKS:
         heads = serving.HEADS // ranks
         for tokens in serving.BATCHES:
-            positions = torch.zeros(tokens, dtype=torch.int32)
+            positions = torch.zeros(tokens, dtype=torch.int64)
             q = torch.zeros(tokens, heads * HEAD_DIM, dtype=torch.bfloat16)
             yield functools.partial(prepare_queries, q, heads, rope, positions)
-            shares = bf16_linear_partials.plan(tokens, columns + INDEX_HEADS, serving.HIDDEN, sm_count(q.device)).splits
-            indexed = torch.zeros(tokens, heads * HEAD_DIM + INDEX_HEADS * INDEX_DIM, dtype=torch.bfloat16)
-            projected = torch.zeros(shares, tokens, columns + INDEX_HEADS)
-            yield functools.partial(
-                prepare_queries, indexed, heads, rope, positions, projected=projected, first_column=columns
-            )
 
 
 def compile_cases() -> Iterator[CompileCase]:
@@ -236,7 +228,7 @@ def compile_cases() -> Iterator[CompileCase]:
             arguments={
                 "q_ptr": "*bf16:16",
                 "rope_ptr": "*fp32:16",
-                "positions_ptr": "*i32:16",
+                "positions_ptr": "*i64:16",
                 "partial_ptr": "*fp32:16",
                 "hadamard_ptr": "*bf16:16",
                 "index_q_ptr": "*fp8e4nv:16",

@@ -11,8 +11,7 @@ import triton.language as tl
 
 from sm120_kernels import serving
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import has_dependent_launch, require, require_device, sm_count
-from sm120_kernels.ops import bf16_linear_partials
+from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index
 
 EXPERTS = 256
 TOP = 6
@@ -101,7 +100,7 @@ def route_experts(
         projected: [splits, tokens, 256] float32 from `bf16_linear_partials`, contiguous: logits are their sum.
         bias: [256] float32, for the choice only; None with a table.
         table: [vocabulary, 6] int32, contiguous: experts of each token id.
-        token_ids: [tokens] int32, with a table.
+        token_ids: [tokens] int32 or int64, with a table.
         factor: the routed scaling factor.
         ids: [tokens, 6] int32, contiguous; allocated when None.
         weights: [tokens, 6] float32, contiguous; allocated when None.
@@ -125,7 +124,7 @@ def route_experts(
         require(bias, "bias", torch.float32, (EXPERTS,))
     if table is not None and token_ids is not None:
         require(table, "table", torch.int32, (table.shape[0], TOP))
-        require(token_ids, "token_ids", torch.int32, (tokens,))
+        require_index(token_ids, "token_ids", (tokens,))
     if ids is None:
         ids = torch.empty((tokens, TOP), dtype=torch.int32, device=projected.device)
     if weights is None:
@@ -158,15 +157,12 @@ def route_experts(
 
 
 def serving_calls() -> Iterator[Callable[[], object]]:
-    """By score and by table, in as many shares as the gate gets."""
+    """By score and by table; SGLang has added the gate's shares up."""
     for tokens in serving.BATCHES:
-        bias = torch.zeros(EXPERTS)
-        projected = torch.zeros(
-            bf16_linear_partials.plan(tokens, EXPERTS, serving.HIDDEN, sm_count(bias.device)).splits, tokens, EXPERTS
-        )
-        token_ids = torch.zeros(tokens, dtype=torch.int32)
+        projected = torch.zeros(1, tokens, EXPERTS)
+        token_ids = torch.zeros(tokens, dtype=torch.int64)
         table = torch.zeros(16, TOP, dtype=torch.int32)
-        yield functools.partial(route_experts, projected, bias)
+        yield functools.partial(route_experts, projected, torch.zeros(EXPERTS))
         yield functools.partial(route_experts, projected, None, table=table, token_ids=token_ids)
 
 
@@ -179,7 +175,9 @@ def compile_cases() -> Iterator[CompileCase]:
             kernel=_route_experts_kernel,
             arguments={
                 **dict.fromkeys(("partial_ptr", "bias_ptr", "weights_ptr"), "*fp32:16"),
-                **dict.fromkeys(("table_ptr", "token_ids_ptr", "ids_ptr"), "*i32:16"),
+                **dict.fromkeys(("table_ptr", "ids_ptr"), "*i32:16"),
+                # Without a table the ids stand in for them.
+                "token_ids_ptr": "*i64:16" if hashed else "*i32:16",
                 "tokens": "i32",
                 "factor": "fp32",
             },

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from sm120_kernels import kv_layout, serving
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import has_dependent_launch, require, require_device, require_rows, sm_count
+from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index, require_rows, sm_count
 from sm120_kernels.interpret import to_bf16, to_e4m3
 from sm120_kernels.ops import bf16_linear_partials, indexer_logits
 from sm120_kernels.rotation import hadamard, rotate
@@ -333,7 +333,7 @@ class Compressor:
         plan: [tokens, 4] int32: the request's length with this token, the token's row of the state, the state's page
             (`ratio` rows) of the group before (ratio 4 only), the page of its own group.
         cache: where pooled keys go: for dim 512 uint8 as in `sparse_mla_decode`, for dim 128 as in `indexer_logits`.
-        slots: [tokens] int32: slot of the group's key, read at a group's last token only.
+        slots: [tokens] int32 or int64: slot of the group's key, read at a group's last token only.
     """
 
     ratio: int
@@ -382,7 +382,7 @@ def store_attention_inputs(
         kv: [tokens, 512] bfloat16, rows contiguous: the projected key.
         norm_weight: [512] bfloat16.
         rope: [positions, 64] float32, contiguous: cos and sin of 32 frequencies, interleaved.
-        positions: [tokens] int32.
+        positions: [tokens] int32 or int64.
         window: the sliding-window cache, uint8 as in `sparse_mla_decode`, pages of 256, 64 or 2 tokens.
         window_slots: [tokens] int32, -1 where nothing is stored.
         projected: [splits, tokens, columns] float32 from `bf16_linear_partials`, for the compressors.
@@ -402,7 +402,7 @@ def store_attention_inputs(
         raise ValueError(f"kv must have {HEAD_DIM} columns, got {kv.shape[1]}")
     require(norm_weight, "norm_weight", torch.bfloat16, (HEAD_DIM,))
     require(rope, "rope", torch.float32, (rope.shape[0], ROPE_DIM))
-    require(positions, "positions", torch.int32, (tokens,))
+    require_index(positions, "positions", (tokens,))
     _require_cache(window, "window")
     require(window_slots, "window_slots", torch.int32, (tokens,))
     if (compressor is None) != (projected is None):
@@ -429,7 +429,7 @@ def store_attention_inputs(
         return
     pdl = has_dependent_launch(kv.device)
     # Without a compressor its arguments only need the right type.
-    nothing = Compressor(0, 0, rope, rope, rope, positions, window, positions)
+    nothing = Compressor(0, 0, rope, rope, rope, window_slots, window, window_slots)
     first, second = compressor or nothing, index_compressor or nothing
     pooled, stream = None, 0
     parts = 1 + (compressor is not None) + (index_compressor is not None)
@@ -453,7 +453,7 @@ def store_attention_inputs(
         first.norm_weight,
         first.state,
         rope if pooled is None else pooled,
-        positions if pooled is None else _arrivals(kv.device, stream),
+        window_slots if pooled is None else _arrivals(kv.device, stream),
         first.cache,
         first.slots,
         second.plan,
@@ -514,7 +514,7 @@ def _require_compressor(one: Compressor, name: str, dim: int, tokens: int, colum
     require(one.norm_weight, f"{name}.norm_weight", torch.float32, (dim,))
     require(one.state, f"{name}.state", torch.float32, (one.state.shape[0], one.columns))
     require(one.plan, f"{name}.plan", torch.int32, (tokens, 4))
-    require(one.slots, f"{name}.slots", torch.int32, (tokens,))
+    require_index(one.slots, f"{name}.slots", (tokens,))
     if not 0 <= one.first_column <= columns - one.columns:
         raise ValueError(f"{name}.first_column must be 0 to {columns - one.columns}, got {one.first_column}")
     return {
@@ -533,18 +533,18 @@ def serving_calls() -> Iterator[Callable[[], object]]:
         ape = torch.zeros(8 if ratio == 4 else 128, dim)
         columns = dim * (4 if ratio == 4 else 2)
         # One token long: no group ends, so that no slot is read.
-        plan, slots = torch.ones(tokens, 4, dtype=torch.int32), torch.full((tokens,), -1, dtype=torch.int32)
+        plan, slots = torch.ones(tokens, 4, dtype=torch.int32), torch.full((tokens,), -1, dtype=torch.int64)
         return Compressor(ratio, first, ape, torch.zeros(dim), torch.zeros(256, columns), plan, pooled, slots)
 
     rope, norm = torch.zeros(256, ROPE_DIM), torch.zeros(HEAD_DIM, dtype=torch.bfloat16)
     for tokens in serving.BATCHES:
         kv = torch.zeros(tokens, 1024 + HEAD_DIM, dtype=torch.bfloat16)[:, 1024:]
-        positions = torch.zeros(tokens, dtype=torch.int32)
+        positions = torch.zeros(tokens, dtype=torch.int64)
         for page in (64, 256):
             slots = torch.full((tokens,), -1, dtype=torch.int32)
             window = functools.partial(store_attention_inputs, kv, norm, rope, positions, cache(page), slots)
             yield window
-            for ratio, columns in ((4, 4 * HEAD_DIM + 4 * INDEX_DIM + 64), (128, 2 * HEAD_DIM)):
+            for ratio, columns in ((4, 4 * HEAD_DIM + 4 * INDEX_DIM), (128, 2 * HEAD_DIM)):
                 shares = bf16_linear_partials.plan(tokens, columns, serving.HIDDEN, sm_count(kv.device)).splits
                 pooled = {"compressor": compressor(tokens, ratio, HEAD_DIM, 0, cache(64 if ratio == 4 else 2))}
                 if ratio == 4:
@@ -559,7 +559,8 @@ def compile_cases() -> Iterator[CompileCase]:
         "*bf16:16": "kv_ptr kv_norm_ptr hadamard_ptr",
         "*fp32:16": "rope_ptr partial_ptr ape_ptr norm_ptr state_ptr pooled_ptr index_ape_ptr index_norm_ptr "
         "index_state_ptr",
-        "*i32:16": "arrivals_ptr positions_ptr window_slots_ptr plan_ptr slots_ptr index_plan_ptr index_slots_ptr",
+        "*i64:16": "positions_ptr",
+        "*i32:16": "arrivals_ptr window_slots_ptr plan_ptr index_plan_ptr",
         "*u8:16": "window_ptr cache_ptr index_cache_ptr",
         "i32": "tokens window_shift shift",
         "i32:16": "kv_stride columns first_column index_first_column window_page page_bytes",
@@ -570,7 +571,12 @@ def compile_cases() -> Iterator[CompileCase]:
             op="store_attention_inputs",
             shape=f"ratio {ratio}, {splits} shares",
             kernel=_store_attention_inputs_kernel,
-            arguments={name: kind for kind, names in types.items() for name in names.split()},
+            arguments={name: kind for kind, names in types.items() for name in names.split()}
+            # Without a compressor the window's slots stand in for its own.
+            | {
+                "slots_ptr": "*i64:16" if ratio else "*i32:16",
+                "index_slots_ptr": "*i64:16" if ratio == 4 else "*i32:16",
+            },
             constexprs={
                 "RATIO": ratio,
                 "SLICES": SLICES,

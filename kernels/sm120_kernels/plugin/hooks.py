@@ -11,6 +11,7 @@ import inspect
 import json
 import logging
 import os
+import pkgutil
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -53,10 +54,10 @@ def install(hooks: tuple[Hook, ...], environment: Mapping[str, str]) -> None:
     """
     registry: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
     checked = environment.get(CHECK, "") == "1"
-    replacements = {hook.target: Replacement(hook, hooks, checked) for hook in hooks}
     for hook in hooks:
         require_upstream(hook)
-        registry.HookRegistry.register(hook.target, replacements[hook.target], registry.HookType.AROUND)
+    for hook in hooks:
+        registry.HookRegistry.register(hook.target, Replacement(hook, hooks, checked), registry.HookType.AROUND)
     # SGLang does this again once all plug-ins have run; by then it is too late to refuse to start.
     registry.HookRegistry.apply_hooks()
     for hook in hooks:
@@ -67,24 +68,37 @@ def install(hooks: tuple[Hook, ...], environment: Mapping[str, str]) -> None:
 
 
 def require_upstream(hook: Hook) -> None:
-    """Refuse a target that is not the function the hook was written against.
+    """Refuse a target that is not the function the hook was written against, or another function that it counts on.
+
+    Raises:
+        ImportError, AttributeError: one is not there.
+        LookupError: one is another.
+    """
+    original(hook.target)
+    for path, sha256 in hook.sources:
+        function = original(path)
+        found = function_sha256(Path(inspect.getfile(function)).read_text(encoding="utf-8"), function.__qualname__)
+        if found != sha256:
+            raise LookupError(
+                f"{path} is not the function that {hook.op} was written against (sha256 {found[:12]}, not "
+                f"{sha256[:12]}); compare both and renew the hash in plugin/table.py, or set {hook.switch}=0"
+            )
+
+
+def original(path: str) -> Callable[..., Any]:
+    """The function under a dotted path, without what hooks and decorators put around it.
 
     Raises:
         ImportError, AttributeError: it is not there.
-        LookupError: it is another.
     """
-    function = inspect.unwrap(getattr(importlib.import_module(hook.module), hook.function))
-    found = function_sha256(Path(inspect.getfile(function)).read_text(encoding="utf-8"), function.__qualname__)
-    if found != hook.upstream_sha256:
-        raise LookupError(
-            f"{hook.target} is not the function that {hook.op} was written against (sha256 {found[:12]}, not "
-            f"{hook.upstream_sha256[:12]}); compare both and renew the hash in plugin/table.py, or set {hook.switch}=0"
-        )
+    owner, _, name = path.rpartition(".")
+    function = getattr(pkgutil.resolve_name(owner), name)
+    return inspect.unwrap(function.fget if isinstance(function, property) else function)
 
 
 def is_replaced(hook: Hook) -> bool:
     """Whether a call of the target now reaches a replacement."""
-    function = getattr(importlib.import_module(hook.module), hook.function)
+    function = getattr(pkgutil.resolve_name(hook.owner), hook.function)
     while function is not None:
         if any(isinstance(cell.cell_contents, Replacement) for cell in getattr(function, "__closure__", None) or ()):
             return True
@@ -103,6 +117,7 @@ class Replacement:
         from sm120_kernels.plugin import adapters
 
         self.hook = hook
+        self._name = f"{hook.op} ({hook.function})"
         self._adapter: adapters.Adapter = getattr(adapters, hook.adapter)(active)
         self._checked = checked
         self._refused: set[str] = set()
@@ -114,17 +129,17 @@ class Replacement:
             self._count("upstream")
             if str(reason) not in self._refused:
                 self._refused.add(str(reason))
-                logger.warning("sm120_kernels: %s falls back to SGLang: %s", self.hook.op, reason)
+                logger.warning("sm120_kernels: %s falls back to SGLang: %s", self._name, reason)
             return upstream(*args, **kwargs)
         self._count("ours")
         if self._checked and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             error = self._adapter.error(upstream, result, *args, **kwargs)
-            _metrics()[1].labels(self.hook.op).set(error)
-            logger.info("sm120_kernels: %s differs from SGLang by %.2e", self.hook.op, error)
+            _metrics()[1].labels(self.hook.op, self.hook.function).set(error)
+            logger.info("sm120_kernels: %s differs from SGLang by %.2e", self._name, error)
         return result
 
     def _count(self, path: str) -> None:
-        _metrics()[0].labels(self.hook.op, path).inc()
+        _metrics()[0].labels(self.hook.op, self.hook.function, path).inc()
 
 
 @cache
@@ -133,8 +148,8 @@ def _metrics() -> tuple[Any, Any]:
     from prometheus_client import Counter, Gauge
 
     return (
-        Counter("sm120_kernels_calls", "Calls of a replaced function by what served them.", ["op", "path"]),
-        Gauge("sm120_kernels_error", f"Last difference from SGLang's result ({CHECK}=1).", ["op"]),
+        Counter("sm120_kernels_calls", "Calls of a replaced function by what served them.", ["op", "function", "path"]),
+        Gauge("sm120_kernels_error", f"Last difference from SGLang's result ({CHECK}=1).", ["op", "function"]),
     )
 
 

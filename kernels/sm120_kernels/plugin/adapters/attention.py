@@ -1,45 +1,19 @@
-"""How SGLang's arguments become an op's, one class a replaced function.
-
-`run` returns what SGLang's function returns and raises ValueError, before anything is launched, for what the op does
-not take. `error` runs SGLang's function as well and says how far apart both are.
-"""
+"""The attention's ops: sparse MLA decode, the indexer's logits and top-k, and what prepares queries and keys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from sm120_kernels.ops.indexer_logits import indexer_logits
 from sm120_kernels.ops.sparse_mla_decode import sparse_mla_decode
 from sm120_kernels.ops.topk_indices import MAX_WIDTH, TOPK, topk_indices
+from sm120_kernels.plugin.adapters.base import DECODE_ROWS, relative_error, require_rows_at_most
 from sm120_kernels.plugin.table import Hook
 
-# More rows than this are a prefill chunk, which fills the GPU with a program a row and head group: SGLang's own kernel.
-DECODE_ROWS = 256
 PAGE = 64
-
-
-class Adapter(Protocol):
-    """What a replaced function needs; made once for each hook."""
-
-    def __init__(self, active: tuple[Hook, ...]) -> None: ...
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the op with SGLang's arguments."""
-        ...
-
-    def error(self, upstream: Callable[..., Any], result: Any, *args: Any, **kwargs: Any) -> float:
-        """Distance between the op's result and SGLang's for the same arguments; 0 when equal."""
-        ...
-
-
-def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """‖ours - theirs‖ / ‖theirs‖ over the elements that are finite in both (SGLang pads heads with anything)."""
-    finite = ours.isfinite() & theirs.isfinite()
-    ours, theirs = (torch.where(finite, side.double(), 0.0) for side in (ours, theirs))
-    return float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))
 
 
 class SparseMlaDecode:
@@ -65,8 +39,7 @@ class SparseMlaDecode:
         rows, queries, _, dimension = q.shape
         if queries != 1 or head_dim_v != dimension:
             raise ValueError(f"one query a row with values as wide as keys, got q {list(q.shape)}, values {head_dim_v}")
-        if rows > DECODE_ROWS:
-            raise ValueError(f"at most {DECODE_ROWS} rows")
+        require_rows_at_most(rows, DECODE_ROWS)
         out, _ = sparse_mla_decode(
             q[:, 0],
             k_cache,
