@@ -56,6 +56,9 @@ class Gpu:
         return LIMITS[self.capability].shared_per_block
 
 
+MOST_JOBS = 16
+"""Processes by default at most: each holds torch, and there are not that many kernels."""
+
 GPUS = {90: Gpu(90, 132), 120: Gpu(120, 188)}
 """H200; RTX PRO 6000 Blackwell."""
 
@@ -260,7 +263,7 @@ def main() -> int:
         "--share", default="1/1", help="K/N: only this share of the ops; the first has the launcher too"
     )
     parser.add_argument("--cache", type=Path, help="Triton's own, kept from bake to bake (a temporary one)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, MOST_JOBS), help="processes (%(default)s)")
     arguments = parser.parse_args()
     try:
         names = in_share(arguments.op or served_ops(), arguments.share)
