@@ -58,10 +58,6 @@ RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=modul
     gcc -shared -nostdlib -Wl,-soname,libcuda.so.1 -o /opt/cuda-link/libcuda.so -x c /dev/null; \
     python -W ignore /tmp/modules/bake_modules.py sglang /opt/baked/sglang-jit; \
     find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
-RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=modules,target=/tmp/modules \
-    set -eu; umask 022; \
-    python -W ignore /tmp/modules/bake_modules.py flashinfer; \
-    find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 
 # ---- patched: the textual changes to SGLang
 FROM modules AS patched
@@ -81,18 +77,31 @@ RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=tools
         /tmp/tools/uv build --wheel --offline --no-cache --python /usr/bin/python3 --out-dir /wheels "/tmp/$package"; \
     done
 
-# ---- kernels, then runtime: they lie on top, so that a changed kernel replaces its layer and no other. The kernels come
-# compiled; whatever Triton's keys contain is set here and holds in the running engine too.
+# ---- kernels, then runtime: they lie on top, so that a changed kernel replaces two small layers, its source and its
+# share of what is compiled. Whatever Triton's keys contain is set here and holds in the running engine too.
 FROM patched AS kernels
 ARG SOURCE_DATE_EPOCH
 ENV TRITON_DISABLE_LINE_INFO=1
 RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,from=wheels,source=/wheels,target=/tmp/wheels \
-    --mount=type=cache,id=deepseek-v4-flash-sm120-triton,target=/tmp/triton \
     set -eu; umask 022; site=/opt/venv/lib/python3.11/site-packages; \
     python -m zipfile --extract /tmp/wheels/sm120_kernels-*.whl "$site"; \
     python -m compileall -q --invalidation-mode unchecked-hash "$site/sm120_kernels"; \
-    python -m sm120_kernels.bake --cache /tmp/triton /opt/baked/triton; \
     find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+RUN --network=none --mount=type=tmpfs,target=/tmp \
+    --mount=type=cache,id=deepseek-v4-flash-sm120-triton,target=/tmp/triton \
+    python -m sm120_kernels.bake --cache /tmp/triton --share 1/5 /opt/baked/triton
+RUN --network=none --mount=type=tmpfs,target=/tmp \
+    --mount=type=cache,id=deepseek-v4-flash-sm120-triton,target=/tmp/triton \
+    python -m sm120_kernels.bake --cache /tmp/triton --share 2/5 /opt/baked/triton
+RUN --network=none --mount=type=tmpfs,target=/tmp \
+    --mount=type=cache,id=deepseek-v4-flash-sm120-triton,target=/tmp/triton \
+    python -m sm120_kernels.bake --cache /tmp/triton --share 3/5 /opt/baked/triton
+RUN --network=none --mount=type=tmpfs,target=/tmp \
+    --mount=type=cache,id=deepseek-v4-flash-sm120-triton,target=/tmp/triton \
+    python -m sm120_kernels.bake --cache /tmp/triton --share 4/5 /opt/baked/triton
+RUN --network=none --mount=type=tmpfs,target=/tmp \
+    --mount=type=cache,id=deepseek-v4-flash-sm120-triton,target=/tmp/triton \
+    python -m sm120_kernels.bake --cache /tmp/triton --share 5/5 /opt/baked/triton
 
 FROM kernels AS runtime
 ARG SOURCE_DATE_EPOCH

@@ -56,6 +56,9 @@ class Gpu:
         return LIMITS[self.capability].shared_per_block
 
 
+MOST_JOBS = 16
+"""Processes by default at most: each holds torch, and there are not that many kernels."""
+
 GPUS = {90: Gpu(90, 132), 120: Gpu(120, 188)}
 """H200; RTX PRO 6000 Blackwell."""
 
@@ -177,16 +180,13 @@ def bake(target: Path, capability: int, names: Sequence[str], jobs: int, cache: 
     """Write a baked folder.
 
     Args:
-        target: the folder; made new.
+        target: the folder; other kernels that are there stay.
         capability: a key of `GPUS`.
         names: the ops.
         jobs: processes.
         cache: Triton's own; what an earlier bake left there is not compiled again.
-
-    Raises:
-        FileExistsError: the folder is there already.
     """
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     # Everything of this process's own settings but where the cache is goes into the keys, as at run time.
     os.environ["TRITON_CACHE_DIR"] = str(cache)
     os.environ.pop("TRITON_CACHE_MANAGER", None)
@@ -203,10 +203,31 @@ def bake(target: Path, capability: int, names: Sequence[str], jobs: int, cache: 
 
 def keep(kernel: Path, place: Path) -> None:
     """Copy a kernel's binary and description out of Triton's cache; the rest only a compiler needs."""
-    place.mkdir()
+    place.mkdir(exist_ok=True)
     for path in kernel.iterdir():
         if path.suffix in (".cubin", ".json") and not path.name.startswith("__grp__"):
             shutil.copyfile(path, place / path.name)
+
+
+def in_share(names: Sequence[str], share: str) -> list[str]:
+    """The ops of share K of N, which does not depend on what other ops there are.
+
+    Args:
+        share: "K/N", K from 1.
+
+    Raises:
+        ValueError: it is not such a share.
+    """
+    place, of = (int(number) for number in share.split("/"))
+    if not 1 <= place <= of:
+        raise ValueError(share)
+    return [name for name in names if zlib.crc32(name.encode()) % of == place - 1]
+
+
+def set_times(target: Path, seconds: float) -> None:
+    """Give everything in a folder, the folder and the one above the same time."""
+    for path in (*target.rglob("*"), target, target.parent):
+        os.utime(path, (seconds, seconds))
 
 
 def bake_launcher(target: Path) -> None:
@@ -226,7 +247,7 @@ def bake_launcher(target: Path) -> None:
         os.environ.pop("TRITON_CACHE_MANAGER", None)
         source = str(Path(driver.__file__).with_name("driver.c"))
         made = Path(compile_so_from_file(source, "cuda_utils", [folder], driver.include_dirs, driver.libraries))
-        (target / baked.LAUNCHER).mkdir()
+        (target / baked.LAUNCHER).mkdir(exist_ok=True)
         shutil.copyfile(made, target / baked.LAUNCHER / made.name)
 
 
@@ -235,17 +256,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m sm120_kernels.bake", description="Compile the serving kernels into a folder, without a GPU."
     )
-    parser.add_argument("folder", type=Path, help="made new; sm120_kernels.baked reads it")
+    parser.add_argument("folder", type=Path, help="sm120_kernels.baked reads it")
     parser.add_argument("--capability", type=int, choices=sorted(GPUS), default=120)
     parser.add_argument("--op", action="append", choices=op_names(), help="this op, not those that hooks call; repeat")
+    parser.add_argument(
+        "--share", default="1/1", help="K/N: only this share of the ops; the first has the launcher too"
+    )
     parser.add_argument("--cache", type=Path, help="Triton's own, kept from bake to bake (a temporary one)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, MOST_JOBS), help="processes (%(default)s)")
     arguments = parser.parse_args()
-    names = arguments.op or served_ops()
+    try:
+        names = in_share(arguments.op or served_ops(), arguments.share)
+    except ValueError:
+        parser.error(f"--share {arguments.share}: expected K/N with K from 1 to N")
     with tempfile.TemporaryDirectory() as temporary:
         cache = arguments.cache or Path(temporary)
         seen = bake(arguments.folder, arguments.capability, names, arguments.jobs, cache)
-    bake_launcher(arguments.folder)
+    if arguments.share.startswith("1/"):
+        bake_launcher(arguments.folder)
+    if epoch := os.environ.get("SOURCE_DATE_EPOCH"):
+        set_times(arguments.folder, float(epoch))
     size = sum(path.stat().st_size for path in arguments.folder.rglob("*") if path.is_file())
     facts = {"ops": names, "kernels": len(seen.folders), "compiled": len(seen.compiled), "bytes": size}
     sys.stdout.write(json.dumps(facts) + "\n")

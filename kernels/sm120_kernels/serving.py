@@ -1,8 +1,8 @@
 """What the ops are called with in the running system: the sizes of DeepSeek-V4-Flash and of compose.yaml.
 
 Each module in ``sm120_kernels.ops`` has ``serving_calls()`` beside its ``compile_cases()``: the calls of its launcher
-at these sizes, on tensors of torch's default device that hold nothing but zeros (and -1 where that means none). The
-bake compiles them without a GPU, a test on a GPU runs them.
+at these sizes as the plug-in's adapters make them, on tensors of torch's default device that hold nothing but zeros
+(and -1 where that means none). The bake compiles them without a GPU, a test on a GPU runs them.
 """
 
 HIDDEN = 4096

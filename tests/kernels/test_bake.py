@@ -145,6 +145,19 @@ def test_the_modules_table_and_the_calls_name_the_same_kernels() -> None:
     assert called == {op: sorted(names) for op, names in listed.items()}
 
 
+def test_each_op_is_in_one_share_whatever_other_ops_there_are() -> None:
+    names = bake.op_names()
+    for of in (1, 2, 5, 9):
+        shares = [bake.in_share(names, f"{place}/{of}") for place in range(1, of + 1)]
+        without = [bake.in_share(names[1:], f"{place}/{of}") for place in range(1, of + 1)]
+        assert sorted(name for share in shares for name in share) == names
+        for share, others in zip(shares, without, strict=True):
+            assert [name for name in share if name in names[1:]] == others
+    for bad in ("0/2", "3/2"):
+        with pytest.raises(ValueError, match=bad):
+            bake.in_share(names, bad)
+
+
 def test_every_op_that_a_hook_calls_is_baked() -> None:
     assert bake.served_ops() == sorted({hook.op for hook in HOOKS})
     assert set(bake.served_ops()) <= set(bake.op_names())

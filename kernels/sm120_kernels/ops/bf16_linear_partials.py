@@ -144,8 +144,8 @@ def bf16_linear_partials(
 
 
 def serving_calls() -> Iterator[Callable[[], object]]:
-    """The compressors' projections (C4 with the indexer's head weights, C128) and the experts' gate."""
-    for outputs in (4 * 512 + 4 * 128 + 64, 2 * 512, 256):
+    """The compressors' projections (C4 and the indexer's together or each alone, C128) and the experts' gate."""
+    for outputs in (4 * 512 + 4 * 128, 4 * 512, 4 * 128, 2 * 512, 256):
         weight = torch.zeros(outputs, serving.HIDDEN, dtype=torch.bfloat16)
         for tokens in serving.BATCHES:
             x = torch.zeros(tokens, serving.HIDDEN, dtype=torch.bfloat16)

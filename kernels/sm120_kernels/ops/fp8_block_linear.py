@@ -398,24 +398,22 @@ def _arrivals(device: torch.device, stream: int) -> torch.Tensor:
 
 
 def serving_calls() -> Iterator[Callable[[], object]]:
-    """A layer's linears; the one with a norm before it, on a slice of the projection that it follows."""
-
-    def weight(columns: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        scale = torch.zeros(columns // BLOCK, depth // BLOCK)
-        return torch.zeros(columns, depth, dtype=torch.float8_e4m3fn), scale
-
+    """A layer's linears and the shared expert's, each on whole rows."""
     for ranks in serving.RANKS:
-        heads, index = serving.HEADS // ranks * 512, 64 * 128
-        plain = [weight(1536, serving.HIDDEN), weight(serving.HIDDEN, serving.OUTPUT_GROUPS // ranks * 1024)]
-        normed = [weight(heads, 1024), weight(heads + index, 1024)]
-        norm = torch.zeros(1024, dtype=torch.bfloat16)
-        for tokens in serving.BATCHES:
-            for pair in plain:
-                x = torch.zeros(tokens, pair[0].shape[1], dtype=torch.bfloat16)
-                yield functools.partial(fp8_block_linear, x, *pair)
-            projected = torch.zeros(tokens, 1536, dtype=torch.bfloat16)
-            for pair in normed:
-                yield functools.partial(fp8_block_linear, projected[:, :1024], *pair, norm_weight=norm)
+        intermediate = serving.INTERMEDIATE // ranks
+        for columns, depth in (
+            (1536, serving.HIDDEN),
+            (serving.HEADS // ranks * 512, 1024),
+            (64 * 128, 1024),
+            (serving.HIDDEN, serving.OUTPUT_GROUPS // ranks * 1024),
+            (2 * intermediate, serving.HIDDEN),
+            (serving.HIDDEN, intermediate),
+        ):
+            weight = torch.zeros(columns, depth, dtype=torch.float8_e4m3fn)
+            scale = torch.zeros(columns // BLOCK, depth // BLOCK)
+            for tokens in serving.BATCHES:
+                x = torch.zeros(tokens, depth, dtype=torch.bfloat16)
+                yield functools.partial(fp8_block_linear, x, weight, scale)
 
 
 def compile_cases() -> Iterator[CompileCase]:

@@ -99,7 +99,7 @@ def serving_calls() -> Iterator[Callable[[], object]]:
         scale = torch.zeros(groups * 1024 // BLOCK, depth // BLOCK)
         for tokens in serving.BATCHES:
             o = torch.zeros(tokens, heads, HEAD_DIM, dtype=torch.bfloat16)
-            positions = torch.zeros(tokens, dtype=torch.int32)
+            positions = torch.zeros(tokens, dtype=torch.int64)
             yield functools.partial(inv_rope_wo_a, o, positions, torch.zeros(1, ROPE_DIM), weight, scale)
 
 

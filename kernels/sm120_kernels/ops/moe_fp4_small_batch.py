@@ -690,28 +690,18 @@ def _scale_bytes(scale: torch.Tensor) -> torch.Tensor:
 
 
 def serving_calls() -> Iterator[Callable[[], object]]:
-    """A rank's experts, MXFP4 and NVFP4, with the shared one."""
+    """A rank's MXFP4 experts as FlashInfer keeps them; the shared one is a linear of its own in SGLang."""
     hidden, top_k = serving.HIDDEN, 6
     for ranks in serving.RANKS:
         intermediate = serving.INTERMEDIATE // ranks
-        sizes = {"w13": (2 * intermediate, hidden), "w2": (hidden, intermediate)}
-        shared: dict[str, torch.Tensor] = {}
-        routed: dict[str, dict[str, torch.Tensor]] = {"mxfp4": {}, "nvfp4": {}}
-        for name, (rows, columns) in sizes.items():
-            shared[f"shared_{name}"] = torch.zeros(rows, columns, dtype=torch.float8_e4m3fn)
-            shared[f"shared_{name}_scale"] = torch.zeros(rows // BLOCK, columns // BLOCK)
-            weight = torch.zeros(1, rows, columns // 2, dtype=torch.uint8)
-            routed["mxfp4"] |= {name: weight, f"{name}_scale": torch.zeros(1, rows, columns // 32, dtype=torch.uint8)}
-            routed["nvfp4"] |= {
-                name: weight,
-                f"{name}_scale": torch.zeros(1, rows, columns // 16, dtype=torch.float8_e4m3fn),
-                f"{name}_global": torch.zeros(1),
-            }
+        weights: dict[str, torch.Tensor] = {}
+        for name, rows, columns in (("w13", 2 * intermediate, hidden), ("w2", hidden, intermediate)):
+            weights[name] = torch.zeros(1, rows, columns // 2, dtype=torch.uint8)
+            weights[f"{name}_scale"] = torch.zeros(1, rows, columns // 32, dtype=torch.uint8)
         for tokens in serving.BATCHES:
             x = torch.zeros(tokens, hidden, dtype=torch.bfloat16)
             ids = torch.full((tokens, top_k), -1, dtype=torch.int32)
-            for weights in routed.values():
-                yield functools.partial(moe_fp4_small_batch, x, ids, torch.zeros(tokens, top_k), **weights, **shared)
+            yield functools.partial(moe_fp4_small_batch, x, ids, torch.zeros(tokens, top_k), **weights, up_first=True)
 
 
 def compile_cases() -> Iterator[CompileCase]:

@@ -11,9 +11,8 @@ import triton.language as tl
 
 from sm120_kernels import kv_layout, serving
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index, require_rows, sm_count
+from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index, require_rows
 from sm120_kernels.interpret import dot, to_bf16, to_e4m3
-from sm120_kernels.ops import bf16_linear_partials
 from sm120_kernels.rotation import hadamard, rotate
 
 HEAD_DIM = kv_layout.HEAD_DIM
@@ -209,21 +208,14 @@ def prepare_queries(
 
 
 def serving_calls() -> Iterator[Callable[[], object]]:
-    """With and without the indexer, whose head weights follow the compressors' columns, in as many shares as those."""
-    columns = 4 * 512 + 4 * 128
+    """A rank's heads; the indexer's have a call of their own in SGLang."""
     rope = torch.zeros(1, ROPE_DIM)
     for ranks in serving.RANKS:
         heads = serving.HEADS // ranks
         for tokens in serving.BATCHES:
-            positions = torch.zeros(tokens, dtype=torch.int32)
+            positions = torch.zeros(tokens, dtype=torch.int64)
             q = torch.zeros(tokens, heads * HEAD_DIM, dtype=torch.bfloat16)
             yield functools.partial(prepare_queries, q, heads, rope, positions)
-            shares = bf16_linear_partials.plan(tokens, columns + INDEX_HEADS, serving.HIDDEN, sm_count(q.device)).splits
-            indexed = torch.zeros(tokens, heads * HEAD_DIM + INDEX_HEADS * INDEX_DIM, dtype=torch.bfloat16)
-            projected = torch.zeros(shares, tokens, columns + INDEX_HEADS)
-            yield functools.partial(
-                prepare_queries, indexed, heads, rope, positions, projected=projected, first_column=columns
-            )
 
 
 def compile_cases() -> Iterator[CompileCase]:

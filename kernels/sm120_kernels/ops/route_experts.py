@@ -11,8 +11,7 @@ import triton.language as tl
 
 from sm120_kernels import serving
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index, sm_count
-from sm120_kernels.ops import bf16_linear_partials
+from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index
 
 EXPERTS = 256
 TOP = 6
@@ -158,15 +157,12 @@ def route_experts(
 
 
 def serving_calls() -> Iterator[Callable[[], object]]:
-    """By score and by table, in as many shares as the gate gets."""
+    """By score and by table; SGLang has added the gate's shares up."""
     for tokens in serving.BATCHES:
-        bias = torch.zeros(EXPERTS)
-        projected = torch.zeros(
-            bf16_linear_partials.plan(tokens, EXPERTS, serving.HIDDEN, sm_count(bias.device)).splits, tokens, EXPERTS
-        )
-        token_ids = torch.zeros(tokens, dtype=torch.int32)
+        projected = torch.zeros(1, tokens, EXPERTS)
+        token_ids = torch.zeros(tokens, dtype=torch.int64)
         table = torch.zeros(16, TOP, dtype=torch.int32)
-        yield functools.partial(route_experts, projected, bias)
+        yield functools.partial(route_experts, projected, torch.zeros(EXPERTS))
         yield functools.partial(route_experts, projected, None, table=table, token_ids=token_ids)
 
 

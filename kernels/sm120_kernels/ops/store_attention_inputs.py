@@ -533,18 +533,18 @@ def serving_calls() -> Iterator[Callable[[], object]]:
         ape = torch.zeros(8 if ratio == 4 else 128, dim)
         columns = dim * (4 if ratio == 4 else 2)
         # One token long: no group ends, so that no slot is read.
-        plan, slots = torch.ones(tokens, 4, dtype=torch.int32), torch.full((tokens,), -1, dtype=torch.int32)
+        plan, slots = torch.ones(tokens, 4, dtype=torch.int32), torch.full((tokens,), -1, dtype=torch.int64)
         return Compressor(ratio, first, ape, torch.zeros(dim), torch.zeros(256, columns), plan, pooled, slots)
 
     rope, norm = torch.zeros(256, ROPE_DIM), torch.zeros(HEAD_DIM, dtype=torch.bfloat16)
     for tokens in serving.BATCHES:
         kv = torch.zeros(tokens, 1024 + HEAD_DIM, dtype=torch.bfloat16)[:, 1024:]
-        positions = torch.zeros(tokens, dtype=torch.int32)
+        positions = torch.zeros(tokens, dtype=torch.int64)
         for page in (64, 256):
             slots = torch.full((tokens,), -1, dtype=torch.int32)
             window = functools.partial(store_attention_inputs, kv, norm, rope, positions, cache(page), slots)
             yield window
-            for ratio, columns in ((4, 4 * HEAD_DIM + 4 * INDEX_DIM + 64), (128, 2 * HEAD_DIM)):
+            for ratio, columns in ((4, 4 * HEAD_DIM + 4 * INDEX_DIM), (128, 2 * HEAD_DIM)):
                 shares = bf16_linear_partials.plan(tokens, columns, serving.HIDDEN, sm_count(kv.device)).splits
                 pooled = {"compressor": compressor(tokens, ratio, HEAD_DIM, 0, cache(64 if ratio == 4 else 2))}
                 if ratio == 4:
