@@ -21,11 +21,11 @@ def router(second: str, request_id: str, words: str, more: str = "") -> str:
     )
 
 
-def engine(second: str, event: str, request_id: str, rid: str, **more: object) -> str:
+def engine(second: str, event: str, request_id: str, rid: str, room: int = ROOM, **more: object) -> str:
     said = {
         "event": f"request.{event}",
         "rid": rid,
-        "obj": {"rid": rid, "bootstrap_room": ROOM, "stream": False},
+        "obj": {"rid": rid, "bootstrap_room": room, "stream": False},
         "headers": {"x-request-id": request_id},
         **more,
     }
@@ -66,7 +66,7 @@ LOGS = {
     "decode": "\n".join(
         [
             engine("25.032", "received", "order-66", "148a958364cc41fe"),
-            engine("25.033", "received", "order-6", "other"),
+            engine("25.033", "received", "order-6", "other", 17),
             engine("25.680", "finished", "order-66", "148a958364cc41fe", out=OUT),
             f"{DAY}:25.681Z not a line of JSON {{ order-66",
         ]
