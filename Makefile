@@ -92,7 +92,7 @@ $(PROGRAMS)/%:
 	  || echo "$* is not in this machine's package archives: tests that need it say so"
 
 .PHONY: test-docker
-test-docker: .venv/.synced $(PROGRAMS)/docker-registry $(PROGRAMS)/cosign  ## the real stack in containers
+test-docker: .venv/.synced $(PROGRAMS)/docker-registry $(PROGRAMS)/cosign $(PROGRAMS)/prometheus  ## the real stack in containers
 	$(DEPLOY) build
 	.venv/bin/pytest -m "not quiet" tests/docker
 

@@ -14,6 +14,8 @@ Key = tuple[str | int, ...]
 ENGINE_PORT = 30000
 # Where the other pages of metrics are: NIXL's of an engine, the router's, the front's.
 NIXL_PORT, ROUTER_METRICS_PORT, FRONT_METRICS_PORT = 19090, 29000, 29100
+# More than any text has: Chinese as \uXXXX has 10 or so, English 5. A longer request cannot be a prompt that fits.
+BYTES_A_TOKEN = 16
 DRAFT_MOUNT = "/draft"
 SPECULATION = {
     "eagle": (
@@ -152,6 +154,7 @@ def _engine(add: Callable[..., None], spec: Spec) -> None:
     """The variables of [engine]; one that says "auto" or false leaves the compose file's default."""
     engine = spec.engine
     add("CONTEXT_LENGTH", engine.context_length, "engine", "context_length")
+    add("MAX_REQUEST_BYTES", BYTES_A_TOKEN * engine.context_length, "engine", "context_length")
     add("MEMORY_FRACTION", engine.memory_fraction, "engine", "memory_fraction")
     if engine.moe_backend != "auto":
         add("MOE_RUNNER_BACKEND", engine.moe_backend, "engine", "moe_backend")

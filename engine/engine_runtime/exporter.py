@@ -9,7 +9,7 @@ import re
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -117,37 +117,39 @@ def fetch(address: str) -> str:
     return page.decode()
 
 
-def page(
-    targets: Iterable[tuple[str, str]], controller: Path, get: Callable[[str], str] = fetch, workers: int = 16
-) -> str:
+def page(targets: Iterable[tuple[str, str]], controller: Path, get: Callable[[str], str] = fetch) -> str:
     """Ask every role at once and put their answers together.
 
     Args:
         targets: role and address.
         controller: folder whose `*.prom` files are taken over as they are.
     """
+    asked = list(targets)
+    answers: list[tuple[str | None, float]] = [(None, PATIENCE_SECONDS)] * len(asked)
 
-    def ask(target: tuple[str, str]) -> tuple[str | None, float]:
+    def ask(number: int) -> None:
         begun = time.monotonic()
         try:
-            text = get(target[1])
+            text = get(asked[number][1])
         except (OSError, ValueError):
             text = None
-        return text, time.monotonic() - begun
+        answers[number] = text, time.monotonic() - begun
 
-    asked = list(targets)
-    with ThreadPoolExecutor(workers) as pool:
-        answers = list(pool.map(ask, asked))
+    # A name that cannot be looked up takes longer than any time limit of the connection: it is not waited for.
+    pool = ThreadPoolExecutor(max(len(asked), 1))
+    wait([pool.submit(ask, number) for number in range(len(asked))], timeout=PATIENCE_SECONDS + 1)
+    pool.shutdown(wait=False)
     up: dict[str, bool] = {}
     seconds: dict[str, float] = {}
-    for (role, _), (text, took) in zip(asked, answers, strict=True):
+    told = [*answers]
+    for (role, _), (text, took) in zip(asked, told, strict=True):
         up[role] = up.get(role, True) and text is not None
         seconds[role] = max(seconds.get(role, 0.0), took)
     own = "# HELP role_up Whether the role showed its metrics.\n# TYPE role_up gauge\n"
     own += "".join(f'role_up{{role="{role}"}} {int(value)}\n' for role, value in up.items())
     own += "# HELP role_scrape_seconds How long the role took to show them.\n# TYPE role_scrape_seconds gauge\n"
     own += "".join(f'role_scrape_seconds{{role="{role}"}} {value:.6f}\n' for role, value in seconds.items())
-    pages = [(role, text) for (role, _), (text, _) in zip(asked, answers, strict=True) if text is not None]
+    pages = [(role, text) for (role, _), (text, _) in zip(asked, told, strict=True) if text is not None]
     return render(merge([("", own), *pages, *(("", text) for text in _controller(controller))]))
 
 

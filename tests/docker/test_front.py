@@ -226,7 +226,7 @@ def test_one_key_at_its_limit_of_requests_a_minute_leaves_the_others_alone(port:
 def test_a_request_that_is_too_large_is_refused_before_it_is_sent(project: Project, port: int) -> None:
     before = reached(project)
     head = f"POST /generate HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['alice']}\r\nContent-Length: "
-    for size in (33554433, 10**12, 2**63 - 1):
+    for size in (2097153, 10**9, 10**12, 2**63 - 1):
         assert status(send(port, f"{head}{size}\r\n\r\n{'x' * 200}".encode())) == 413
     for size in ("2" * 40, "-1", "0x10", "1e9", "", "1, 2"):
         assert status(send(port, f"{head}{size}\r\n\r\n{{}}".encode())) == 400, size

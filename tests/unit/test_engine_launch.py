@@ -25,7 +25,7 @@ def test_extra_arguments_are_split_like_a_shell_would_and_come_last_where_they_w
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["--prefill"]])
 def test_anything_but_a_role_is_refused_with_the_list_of_roles(command: list[str]) -> None:
-    with pytest.raises(launch.UsageError, match="prefill, decode, engine, router, front, exporter"):
+    with pytest.raises(launch.UsageError, match="prefill, decode, engine, router"):
         launch.arguments(command, {})
 
 
