@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from deploy import export_verbs, host_verbs, image_verbs, lock_verbs, model_verbs, patches_verbs, render
+from deploy import export_verbs, host_verbs, image_verbs, lock_verbs, model_verbs, patches_verbs, render, scale_verbs
 from deploy.command_line import (
     ROOT,
     SPEC,
@@ -97,6 +97,7 @@ app.add_typer(export_verbs.app, name="export")
 app.add_typer(host_verbs.app)
 app.add_typer(image_verbs.app)
 app.add_typer(lock_verbs.app)
+app.add_typer(scale_verbs.app)
 app.add_typer(model_verbs.app, name="model")
 
 out = Console(highlight=False)
