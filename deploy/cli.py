@@ -32,6 +32,7 @@ from deploy import (
     plan_verbs,
     profile_verbs,
     render,
+    scale_verbs,
 )
 from deploy.command_line import (
     ROOT,
@@ -120,6 +121,7 @@ app.add_typer(lock_verbs.app)
 app.add_typer(profile_verbs.app)
 app.add_typer(plan_verbs.app)
 app.add_typer(observe_verbs.app)
+app.add_typer(scale_verbs.app)
 app.add_typer(model_verbs.app, name="model")
 
 out = Console(highlight=False)

@@ -13,7 +13,7 @@ from deploy.kubernetes.cluster import (
     Cluster,
     metadata,
 )
-from deploy.kubernetes.objects import PAIR
+from deploy.kubernetes.objects import PAIR, number
 from deploy.kubernetes.pods import VOLUMES, cpus, memory, quantity
 from deploy.kubernetes.roles import Role
 from deploy.kubernetes.yaml_text import Because
@@ -234,10 +234,7 @@ def autoscaling(roles: Sequence[Role], cluster: Cluster) -> Files:
     """KEDA adds and removes pairs or engines by what is in flight and what waits."""
     split = cluster.profile != "replicas"
     answering = roles[-1]
-    batch = next(
-        (int(value.partition("=")[2]) for value in answering.arguments if value.startswith("--max-running-requests=")),
-        64,
-    )
+    batch = number(answering, "--max-running-requests", 64)
     # All Deployments of engines follow the same figures, each with its share of them.
     share = 1 if split else len(roles)
     scaled: list[Any] = []

@@ -1,6 +1,8 @@
 """The objects of the base: everything but how GPUs are asked for, where the model lies, and who watches."""
 
 import json
+import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,13 @@ from deploy.kubernetes.pods import engine_template, router_template, spread, ver
 from deploy.kubernetes.roles import Role
 from deploy.kubernetes.yaml_text import Because
 from deploy.lock.model import ModelLock
+from deploy.lock.options import options
 from deploy.model import sampling
 from deploy.spec.profiles import ROUTER
 
 PAIR = "pair"
 CHANGE_CAUSE = "kubernetes.io/change-cause"
-ROUTERS = 2
+LEAST_ROUTERS = 2
 LIMITS = "no limit of processors: throttling costs latency"
 # What a policy scan objects to, and why it stays (checkov.io, suppressing policies).
 ENGINE_EXCEPTIONS = {
@@ -175,7 +178,11 @@ def router(role: Role, engine_roles: Sequence[Role], cluster: Cluster) -> list[A
             "kind": "Deployment",
             "metadata": metadata(ROUTER, cluster, ROUTER, annotations=_annotations(cluster, ROUTER_EXCEPTIONS)),
             "spec": {
-                "replicas": Because(ROUTERS, "Each knows all engines; one may go with its host."),
+                "replicas": Because(
+                    router_count(role, engine_roles, cluster),
+                    "Each knows all engines and takes --max-concurrent-requests; together they take what the engines "
+                    "decode at once, and one may go with its host.",
+                ),
                 "selector": {"matchLabels": labels(role)},
                 "strategy": {
                     "type": "RollingUpdate",
@@ -219,9 +226,10 @@ def disruption(roles: Mapping[str, Role], cluster: Cluster) -> list[Any]:
         "description": "Engines that take minutes to load, and their router.",
     }
     found: list[Any] = [priority]
+    engine_roles = [role for role in roles.values() if role.name != ROUTER]
     reason = "A drain takes one host at a time. With a single copy it waits until somebody deletes the pod by hand."
     for role in roles.values():
-        copies = ROUTERS if role.name == ROUTER else cluster.replicas
+        copies = router_count(role, engine_roles, cluster) if role.name == ROUTER else cluster.replicas
         found.append(
             {
                 "apiVersion": "policy/v1",
@@ -235,6 +243,20 @@ def disruption(roles: Mapping[str, Role], cluster: Cluster) -> list[Any]:
             }
         )
     return found
+
+
+def router_count(router_role: Role, engine_roles: Sequence[Role], cluster: Cluster) -> int:
+    """So many routers that their limits of requests in flight do not keep the engines from being full."""
+    answering = engine_roles[-1:] if cluster.profile != "replicas" else engine_roles
+    in_flight = sum(number(role, "--max-running-requests", 64) for role in answering) * cluster.replicas
+    return max(LEAST_ROUTERS, math.ceil(in_flight / number(router_role, "--max-concurrent-requests", 256)))
+
+
+def number(role: Role, option: str, default: int) -> int:
+    """The value of a numeric argument of a role; the last one counts."""
+    values = options([*role.arguments, *shlex.split(role.environment.get("EXTRA_ARGUMENTS", ""))])
+    found = values.get(option, ())
+    return int(found[0]) if found else default
 
 
 def network(cluster: Cluster) -> list[Any]:

@@ -11,6 +11,8 @@ from deploy.spec.profiles import ENGINES, ROUTER
 from deploy.stack.origins import unescaped
 from deploy.stack.roles import locked_roles
 
+# Services of one host alone, whose part an ingress and a Prometheus of the cluster have.
+ONE_HOST = ("front", "exporter", "prometheus")
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -78,7 +80,7 @@ def read_roles(config: Mapping[str, Any], spec: Spec) -> dict[str, Role]:
     """
     services: dict[str, Any] = config["services"]
     known = [*(name for name in ENGINES[spec.profile] if name in services), ROUTER]
-    if other := sorted(set(services) - set(known)):
+    if other := sorted(set(services) - {*known, *ONE_HOST}):
         raise DeployError(
             f"the compose files have a service that no manifest is written for: {', '.join(other)}",
             'transport = "p2p" adds one: it needs both engines in one process namespace, and pods have one each'

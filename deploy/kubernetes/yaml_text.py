@@ -123,6 +123,6 @@ def _comment(reason: str, indent: str) -> list[str]:
 def _scalar(value: Any) -> str:
     """A scalar, or an empty collection, on one line, as PyYAML quotes it."""
     style = '"' if isinstance(value, str) and not value.isprintable() else None
-    dump: Callable[..., str] = yaml.safe_dump  # pyright: ignore[reportUnknownMemberType]
+    dump: Callable[..., str] = yaml.safe_dump  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     text = dump(value, default_flow_style=True, default_style=style, width=1_000_000, allow_unicode=True)
     return text.removesuffix("\n...\n").rstrip("\n")

@@ -146,14 +146,14 @@ def serve(ip: str, port: int, handler: type[BaseHTTPRequestHandler]) -> Threadin
     return server
 
 
-def ask(path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+def ask(path: str, body: dict[str, Any] | None = None, patience: float = 10) -> tuple[int, Any]:
     headers = {"Content-Type": "application/json"}
     if keys := os.environ.get("KEYS"):
-        name = "api_key" if body else "admin_key"
+        name = "admin_key" if path == "/workers" else "api_key"
         headers["Authorization"] = f"Bearer {(Path(keys) / name).read_text().strip()}"
     data = json.dumps(body).encode() if body else None
     try:
-        with urllib.request.urlopen(urllib.request.Request(ROUTER + path, data, headers), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(ROUTER + path, data, headers), timeout=patience) as answer:
             text = answer.read().decode()
             return answer.status, json.loads(text) if text.startswith(("{", "[")) else text
     except urllib.error.HTTPError as error:
