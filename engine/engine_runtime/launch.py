@@ -1,7 +1,7 @@
 """Role entry point of the containers: `python -m engine_runtime.launch ROLE ARGUMENT...`.
 
-ROLE is `prefill`, `decode`, `engine` (one server that does both) or `router`; the arguments are SGLang's or its
-router's own. Further arguments come from the variable EXTRA_ARGUMENTS.
+ROLE is `prefill`, `decode`, `engine` (one server that does both) or `router` (it runs behind its gate); the arguments
+are SGLang's or its router's own. Further arguments come from the variable EXTRA_ARGUMENTS.
 
 The router reads its keys from the secret files, so that they appear in no argument list, environment or log. The
 engines have none: only the router can reach them, and SGLang would print the key in its log and in `/server_info`.
@@ -21,7 +21,10 @@ from typing import Any
 from engine_runtime import cpu
 
 ENGINE_ROLES = ("prefill", "decode", "engine")
-ROLES = (*ENGINE_ROLES, "router")
+# The router behind its gate; only the gate starts it.
+ROUTER_ALONE = "router-alone"
+ROLES = (*ENGINE_ROLES, "router", ROUTER_ALONE)
+PORT = 30000
 API_KEY_FILE = Path("/run/secrets/api_key")
 ADMIN_KEY_FILE = Path("/run/secrets/admin_key")
 SECRET_ARGUMENTS = ("--api-key", "--admin-api-key", "--control-plane-api-keys")
@@ -108,6 +111,15 @@ def run_engine(rest: list[str]) -> None:
         server.kill_process_tree(os.getpid(), include_parent=False)
 
 
+def run_gate(rest: list[str]) -> int:
+    """Run the router behind its gate until both end; returns the exit code."""
+    gate = _import("engine_runtime.gate")
+    # Of two equal options the last counts, and `rest` holds EXTRA_ARGUMENTS already.
+    os.environ.pop("EXTRA_ARGUMENTS", None)
+    own = ["--host=127.0.0.1", f"--port={gate.ROUTER_PORT}"]
+    return gate.run(rest, [sys.executable, "-m", "engine_runtime.launch", ROUTER_ALONE, *rest, *own], "0.0.0.0", PORT)
+
+
 def run_router(rest: list[str], api_key: str | None, admin_key: str | None) -> None:
     """Run the router in this process until it ends.
 
@@ -140,7 +152,9 @@ def main() -> None:
         if role == "router":
             api_key = read_key(API_KEY_FILE)
             check_exposure(os.environ.get("PUBLISHED_ADDRESS", "127.0.0.1"), api_key)
-            run_router(rest, api_key, read_key(ADMIN_KEY_FILE))
+            sys.exit(run_gate(rest))
+        elif role == ROUTER_ALONE:
+            run_router(rest, read_key(API_KEY_FILE), read_key(ADMIN_KEY_FILE))
         else:
             run_engine(rest)
     except UsageError as error:
