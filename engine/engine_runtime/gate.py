@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import re
+import secrets
 import signal
 import sys
 import time
@@ -61,12 +62,12 @@ class Settings:
     """What the gate takes from the router's own arguments.
 
     Attributes:
-        engines: address of each engine → its kind: prefill, decode or engine.
+        engines: address of each engine → how the router knows it (`url`, `worker_type`, `bootstrap_port`).
         max_payload: bytes of one request.
         grace_s: how long requests in flight may go on after SIGTERM or SIGHUP.
     """
 
-    engines: Mapping[str, str]
+    engines: Mapping[str, Mapping[str, Any]]
     max_payload: int
     grace_s: float
 
@@ -80,8 +81,12 @@ def settings(arguments: Sequence[str]) -> Settings:
     parser.add_argument("--max-payload-size", type=int, default=32 * 1024**2)
     parser.add_argument("--shutdown-grace-period-secs", type=float, default=30.0)
     known, _ = parser.parse_known_args(arguments)
-    engines = {item[0]: "prefill" for item in known.prefill} | {item[0]: "decode" for item in known.decode}
-    engines |= {url: "engine" for url in known.worker_urls}
+    workers: list[dict[str, Any]] = [{"url": url, "worker_type": "regular"} for url in known.worker_urls]
+    for url, *port in known.prefill:
+        bootstrap = {"bootstrap_port": int(port[0])} if port and port[0].isdigit() else {}
+        workers.append({"url": url, "worker_type": "prefill", **bootstrap})
+    workers += [{"url": url, "worker_type": "decode"} for (url,) in known.decode]
+    engines = {str(worker["url"]): worker for worker in workers}
     return Settings(engines, known.max_payload_size, known.shutdown_grace_period_secs)
 
 
@@ -155,6 +160,8 @@ class Gate:
 
     Attributes:
         command: starts the router.
+        key: opens the router's admin routes; the router gets it through its standard input.
+        drained: engines that get no new requests, by address.
         held: new requests wait.
         closing: new requests are refused.
     """
@@ -163,6 +170,8 @@ class Gate:
     command: Sequence[str]
     engines: dict[str, Engine] = field(default_factory=dict[str, Engine])
     flying: set[Request] = field(default_factory=set[Request])
+    key: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    drained: set[str] = field(default_factory=set[str])
     waiting: int = 0
     held: bool = False
     closing: bool = False
@@ -275,10 +284,11 @@ class Gate:
 
     async def look(self) -> None:
         """Look at the engines for ever, and give up requests that have lost theirs."""
-        self.engines = {url: Engine(kind) for url, kind in self.settings.engines.items()}
+        self.engines = {url: Engine(str(worker["worker_type"])) for url, worker in self.settings.engines.items()}
         while True:
             began = time.monotonic()
             await asyncio.gather(*(self._connect(url, engine) for url, engine in self.engines.items()))
+            await self._keep_drained()
             sick = await self._verdicts()
             now = time.monotonic()
             for url, engine in self.engines.items():
@@ -315,7 +325,10 @@ class Gate:
     async def keep_router(self) -> int:
         """Run the router for ever; returns when it dies again and again."""
         while True:
-            self.router = await asyncio.create_subprocess_exec(*self.command)
+            self.router = await asyncio.create_subprocess_exec(*self.command, stdin=asyncio.subprocess.PIPE)
+            if self.router.stdin:
+                self.router.stdin.write(f"{self.key}\n".encode())
+                self.router.stdin.close()
             code = await self.router.wait()
             if self.closing:
                 return 0
@@ -371,10 +384,53 @@ class Gate:
 
     # ---- what the controller asks
 
-    async def report(self, request: web.Request) -> web.Response:
-        """What is in flight, what waits, and how the engines are."""
-        engines = {url: engine.down_since is None for url, engine in self.engines.items()}
-        return web.json_response({"in_flight": len(self.flying), "waiting": self.waiting, "alive": engines})
+    async def control(self, request: web.Request) -> web.StreamResponse:
+        """GET /: what is in flight, what waits, how the engines are. POST /drain or /restore: the engine in `url`."""
+        if request.method == "POST":
+            url = request.query.get("url", "")
+            if url not in self.engines or request.path not in ("/drain", "/restore"):
+                return web.json_response({"error": f"no such engine or action: {request.path_qs}"}, status=404)
+            if request.path == "/drain":
+                self.drained.add(url)
+                await self._keep_drained()
+            else:
+                self.drained.discard(url)
+                await self._admin("POST", "/workers", dict(self.settings.engines[url]))
+            say(request.path.strip("/"), engine=url)
+        engines = {
+            url: {"alive": engine.down_since is None, "drained": url in self.drained}
+            for url, engine in self.engines.items()
+        }
+        known = await self._workers()
+        return web.json_response(
+            {"in_flight": len(self.flying), "waiting": self.waiting, "engines": engines, "router_knows": sorted(known)}
+        )
+
+    async def _workers(self) -> dict[str, str]:
+        """The engines that the router sends requests to: address → the router's name for it."""
+        listed: dict[str, Any] = await self._admin("GET", "/workers") or {}
+        return {item["url"]: item["id"] for item in listed.get("workers", []) if item.get("is_healthy")}
+
+    async def _keep_drained(self) -> None:
+        """Take the drained engines out of the router, which brings them back when it starts."""
+        if self.drained:
+            for url, name in (await self._workers()).items():
+                if url in self.drained:
+                    await self._admin("DELETE", f"/workers/{name}")
+
+    async def _admin(self, method: str, path: str, body: object = None) -> Any:
+        """Ask one of the router's admin routes; None if it does not answer."""
+        try:
+            async with self.session.request(
+                method,
+                f"http://127.0.0.1:{ROUTER_PORT}{path}",
+                json=body,
+                headers={"Authorization": f"Bearer {self.key}"},
+                timeout=aiohttp.ClientTimeout(total=CONNECT_S),
+            ) as answer:
+                return await answer.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return None
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
@@ -422,7 +478,7 @@ async def serve(gate: Gate, host: str, port: int) -> int:
     async with (
         aiohttp.ClientSession(connector=connector, timeout=limits, auto_decompress=False) as gate.session,
         listening(gate.handle, host, port, gate.settings.max_payload),
-        listening(gate.report, "127.0.0.1", CONTROL_PORT, 0),
+        listening(gate.control, "127.0.0.1", CONTROL_PORT, 0),
     ):
         keeping, looking = asyncio.ensure_future(gate.keep_router()), asyncio.ensure_future(gate.look())
         stopping = asyncio.ensure_future(stop.wait())

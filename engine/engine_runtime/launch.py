@@ -120,13 +120,14 @@ def run_gate(rest: list[str]) -> int:
     return gate.run(rest, [sys.executable, "-m", "engine_runtime.launch", ROUTER_ALONE, *rest, *own], "0.0.0.0", PORT)
 
 
-def run_router(rest: list[str], api_key: str | None, admin_key: str | None) -> None:
+def run_router(rest: list[str], api_key: str | None, admin_key: str | None, gate_key: str) -> None:
     """Run the router in this process until it ends.
 
     Args:
         rest: The router's arguments.
         api_key: Key that clients must send; None leaves the API open.
-        admin_key: Key for adding workers, flushing caches and loading modules; None locks these for everyone.
+        admin_key: Key for adding workers, flushing caches and loading modules; None locks these for everyone ...
+        gate_key: ... but the gate, which takes workers out and brings them back.
     """
     # Not sglang_router.launch_router: it imports torch, which costs seconds and half a gigabyte.
     router_args, router = _import("sglang_router.router_args").RouterArgs, _import("sglang_router.router").Router
@@ -136,6 +137,7 @@ def run_router(rest: list[str], api_key: str | None, admin_key: str | None) -> N
     router_arguments.api_key = api_key
     router_arguments.control_plane_api_keys = [
         ("admin", "admin", admin_key or secrets.token_urlsafe(32), "admin"),
+        ("gate", "gate", gate_key or secrets.token_urlsafe(32), "admin"),
     ]
     router.from_args(router_arguments).start()
 
@@ -154,7 +156,7 @@ def main() -> None:
             check_exposure(os.environ.get("PUBLISHED_ADDRESS", "127.0.0.1"), api_key)
             sys.exit(run_gate(rest))
         elif role == ROUTER_ALONE:
-            run_router(rest, read_key(API_KEY_FILE), read_key(ADMIN_KEY_FILE))
+            run_router(rest, read_key(API_KEY_FILE), read_key(ADMIN_KEY_FILE), sys.stdin.readline().strip())
         else:
             run_engine(rest)
     except UsageError as error:
