@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from deploy import host_verbs, image_verbs, lock_verbs, model_verbs, patches_verbs, render
+from deploy import generation_verbs, host_verbs, image_verbs, lock_verbs, model_verbs, patches_verbs, render
 from deploy.command_line import (
     ROOT,
     SPEC,
@@ -68,7 +68,7 @@ Exit codes:
   3    this machine cannot do it (Docker, GPU, port, disk, memory, model folder)
   4    a role failed to start, or the stack does not serve
   5    another deploy command is at work
-  130  interrupted; what was started has been removed"""
+  130  interrupted; what was begun has been undone"""
 
 
 class RoleName(StrEnum):
@@ -93,6 +93,7 @@ docker_app = typer.Typer(
 app.add_typer(docker_app, name="docker")
 app.add_typer(bench, name="bench")
 app.add_typer(patches_verbs.app, name="patches")
+app.add_typer(generation_verbs.app)
 app.add_typer(host_verbs.app)
 app.add_typer(image_verbs.app)
 app.add_typer(lock_verbs.app)
@@ -421,6 +422,7 @@ def _up_json(result: Result) -> dict[str, Any]:
         "image": asdict(result.image),
         "changed": result.changed,
         "seconds": round(result.seconds, 1),
+        "generation": result.generation,
     }
 
 
@@ -434,7 +436,7 @@ def _show_up(result: Result) -> None:
     key = ' -H "Authorization: Bearer $(cat API_KEY_FILE)"' if accepted.needs_key else ""
     body = json.dumps({"model": accepted.model, "messages": [{"role": "user", "content": "Hello"}]})
     lines = [
-        f"Accepted in {result.seconds:.0f} s: {accepted.url} serves {accepted.model}",
+        f"Accepted in {result.seconds:.0f} s: {accepted.url} serves {accepted.model} (generation {result.generation})",
         "",
         f"  curl {accepted.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
         "",

@@ -1,6 +1,7 @@
 """The stack as Docker sees it: the compose files of a profile, their containers, and their removal."""
 
 import os
+import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ _PROJECT = "com.docker.compose.project"
 _SERVICE = "com.docker.compose.service"
 _FOLDER = "com.docker.compose.project.working_dir"
 _FILES = "com.docker.compose.project.config_files"
+_CONFIG = "com.docker.compose.config-hash"
+KEPT = "compose"
+"""Folder beside an env file with the compose files that belong to it."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class RoleState:
         ports: ports of the host that it publishes.
         folder: the repository that started it.
         files: names of the compose files that it was started with.
+        config: Compose's hash of what the service asked for.
+        image_id: what the image's name stood for.
     """
 
     role: str
@@ -53,6 +59,8 @@ class RoleState:
     ports: frozenset[int]
     folder: str
     files: tuple[str, ...]
+    config: str = ""
+    image_id: str = ""
 
     @property
     def serving(self) -> bool:
@@ -67,6 +75,7 @@ class Stack:
         root: the repository.
         environment: the env file; needed only to start or to show the configuration.
         gpus_per_engine: of profile replicas, whose compose files depend on it.
+        kept: folder of the compose files if they are not the repository's own, which may have changed since.
     """
 
     root: Path
@@ -74,11 +83,12 @@ class Stack:
     profile: Profile = "pd"
     transport: Transport = "isolated"
     gpus_per_engine: int = 0
+    kept: Path | None = None
 
     @cached_property
     def files(self) -> list[Path]:
         names = compose_files(self.profile, p2p=self.transport == "p2p", gpus_per_engine=self.gpus_per_engine)
-        return [self.root / name for name in names]
+        return [(self.kept or self.root) / name for name in names]
 
     @cached_property
     def engines(self) -> tuple[str, ...]:
@@ -117,6 +127,22 @@ class Stack:
         """The effective compose configuration."""
         config: Any = self.docker.compose.config(return_json=True)
         return config
+
+    def outdated(self) -> set[str]:
+        """The services whose container Compose would make anew, or that have none that runs."""
+        command: list[object] = list(self.docker.client_config.docker_compose_cmd)
+        done = subprocess.run([*map(str, command), "config", "--hash", "*"], capture_output=True, text=True)
+        if done.returncode:
+            raise DeployError("Compose refuses the configuration", done.stderr.strip(), "deploy config")
+        wanted = dict(line.split() for line in done.stdout.splitlines() if line.strip())
+        running = {state.role: state for state in self.roles() if state.status == "running"}
+        services: dict[str, Any] = self.config()["services"]
+        images = {name: _image_id(str(services[name]["image"])) for name in wanted}
+        return {
+            name
+            for name, wish in wanted.items()
+            if name not in running or (running[name].config, running[name].image_id) != (wish, images[name])
+        }
 
     def start(self, services: Iterable[str]) -> None:
         """Create and start services without waiting for their health; running ones that did not change stay.
@@ -164,8 +190,8 @@ class Stack:
         except DockerException:
             return ""
 
-    def metrics(self, role: str, port: int = ENGINE_PORT) -> str:
-        """An engine's metrics page, asked for inside its container: no engine port is published.
+    def metrics(self, role: str, port: int = ENGINE_PORT, path: str = "/metrics") -> str:
+        """An engine's metrics page, or another, asked for inside its container: no engine port is published.
 
         Raises:
             DeployError: the container or its server does not answer.
@@ -173,12 +199,10 @@ class Stack:
         container = next((state.container for state in self.roles() if state.role == role), role)
         try:
             return str(
-                DockerClient().container.execute(
-                    container, ["python", "-c", _FETCH, f"http://127.0.0.1:{port}/metrics"]
-                )
+                DockerClient().container.execute(container, ["python", "-c", _FETCH, f"http://127.0.0.1:{port}{path}"])
             )
         except DockerException as error:
-            raise DeployError(f"{role} does not show its metrics", words(error), f"deploy logs {role}") from error
+            raise DeployError(f"{role} does not show its {path[1:]}", words(error), f"deploy logs {role}") from error
 
     def volumes(self) -> set[str]:
         """Names of the project's volumes."""
@@ -247,7 +271,9 @@ def running_stack(root: Path, environment: Path) -> Stack:
     elif "compose.replicas.yaml" in files:
         profile = "replicas"
     transport: Transport = "p2p" if "compose.p2p.yaml" in files else "isolated"
-    return Stack(root, present, profile, transport, 4 if "compose.replicas-tp4.yaml" in files else 0)
+    kept = environment.parent / KEPT
+    gpus = 4 if "compose.replicas-tp4.yaml" in files else 0
+    return Stack(root, present, profile, transport, gpus, kept if kept.is_dir() else None)
 
 
 def stack_of(root: Path, environment: Path, spec: Spec) -> Stack:
@@ -261,6 +287,12 @@ def words(error: DockerException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "rror" in line or "denied" in line or "invalid" in line]
     return "; ".join((telling or lines)[-3:]) or f"exit code {error.return_code}"
+
+
+def _image_id(name: str) -> str:
+    """What an image's name stands for on this host, empty if it is not here."""
+    found = DockerClient().image.list(filters={"reference": name}) if not name.startswith("sha256:") else []
+    return found[0].id if found else name if name.startswith("sha256:") else ""
 
 
 def _state(container: Container) -> RoleState | None:
@@ -286,6 +318,8 @@ def _state(container: Container) -> RoleState | None:
             ),
             folder=labels.get(_FOLDER, ""),
             files=tuple(Path(file).name for file in labels.get(_FILES, "").split(",") if file),
+            config=labels.get(_CONFIG, ""),
+            image_id=container.image or "",
         )
     except DockerException:
         # Removed between listing and looking.

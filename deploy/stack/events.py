@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-Step = Literal["host", "image", "model", "start", "accept", "clean"]
+Step = Literal["host", "image", "model", "start", "accept", "clean", "heal", "drain"]
 
 
 @dataclass(frozen=True)

@@ -403,7 +403,13 @@ class Gate:
         }
         known = await self._workers()
         return web.json_response(
-            {"in_flight": len(self.flying), "waiting": self.waiting, "engines": engines, "router_knows": sorted(known)}
+            {
+                "in_flight": len(self.flying),
+                "waiting": self.waiting,
+                "replacing": self.held,
+                "engines": engines,
+                "router_knows": sorted(known),
+            }
         )
 
     async def _workers(self) -> dict[str, str]:
