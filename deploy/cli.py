@@ -18,7 +18,16 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from deploy import generation_verbs, host_verbs, image_verbs, lock_verbs, model_verbs, patches_verbs, render
+from deploy import (
+    generation_verbs,
+    host_verbs,
+    image_verbs,
+    lock_verbs,
+    model_verbs,
+    patches_verbs,
+    render,
+    watch_verbs,
+)
 from deploy.command_line import (
     ROOT,
     SPEC,
@@ -94,6 +103,7 @@ app.add_typer(docker_app, name="docker")
 app.add_typer(bench, name="bench")
 app.add_typer(patches_verbs.app, name="patches")
 app.add_typer(generation_verbs.app)
+app.add_typer(watch_verbs.app)
 app.add_typer(host_verbs.app)
 app.add_typer(image_verbs.app)
 app.add_typer(lock_verbs.app)

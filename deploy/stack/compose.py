@@ -199,7 +199,9 @@ class Stack:
         container = next((state.container for state in self.roles() if state.role == role), role)
         try:
             return str(
-                DockerClient().container.execute(container, ["python", "-c", _FETCH, f"http://127.0.0.1:{port}{path}"])
+                DockerClient().container.execute(
+                    container, ["python", "-S", "-c", _FETCH, f"http://127.0.0.1:{port}{path}"]
+                )
             )
         except DockerException as error:
             raise DeployError(f"{role} does not show its {path[1:]}", words(error), f"deploy logs {role}") from error

@@ -144,7 +144,7 @@ def _ask(stack: Stack, method: str, path: str) -> dict[str, Any]:
         raise NoGate("there is no router", "nothing runs", "deploy up")
     try:
         answer = DockerClient().container.execute(
-            container, ["python", "-c", _ASK, method, f"http://127.0.0.1:{CONTROL_PORT}{path}"]
+            container, ["python", "-S", "-c", _ASK, method, f"http://127.0.0.1:{CONTROL_PORT}{path}"]
         )
         found: dict[str, Any] = json.loads(str(answer))
     except (DockerException, ValueError) as error:

@@ -3,14 +3,13 @@
     STANDIN_IMAGE=NAME [KILL_AT=N] controller.py VERB ...
 
 What is put in the place of the controller's own: the look at the host's GPUs, the model folder, and the build of the
-image. Everything that changes the stack is the controller's own. KILL_AT kills the process, as a power cut would, at its
-N-th change on the disk or order to Docker.
+image. Everything that changes the stack is the controller's own. KILL_AT kills the process, as a power cut would, at
+its N-th change on the disk or order to Docker.
 """
 
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

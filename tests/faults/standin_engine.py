@@ -75,7 +75,9 @@ async def models(request: web.Request) -> web.Response:
 
 
 async def loads(request: web.Request) -> web.Response:
-    return web.json_response({"loads": [{"num_running_reqs": flying, "num_waiting_reqs": 0, "num_used_tokens": flying}]})
+    return web.json_response(
+        {"loads": [{"num_running_reqs": flying, "num_waiting_reqs": 0, "num_used_tokens": flying}]}
+    )
 
 
 async def metrics(request: web.Request) -> web.Response:
