@@ -18,7 +18,10 @@ ANSWERS: dict[str, str] = json.loads(Path(os.environ["EXPECTED_ANSWERS"]).read_t
 TOKENS = int(os.environ.get("ANSWER_TOKENS", "20"))
 RETRIES = int(os.environ.get("RETRIES", "0"))
 ABORTS = float(os.environ.get("ABORTS", "0"))
+# After so many requests the file `enough` appears beside the answers.
+STOP_AFTER = int(os.environ.get("STOP_AFTER", "0"))
 PATH = "/v1/chat/completions"
+sent = 0
 
 
 class Asker(HttpUser):
@@ -26,6 +29,10 @@ class Asker(HttpUser):
 
     @task
     def ask(self) -> None:
+        global sent
+        sent += 1
+        if sent == STOP_AFTER:
+            Path(os.environ["EXPECTED_ANSWERS"]).with_name("enough").touch()
         prompt = random.choice(list(ANSWERS))
         body: dict[str, Any] = {
             "model": "tiny",

@@ -30,7 +30,10 @@ def words(prompt: str, count: int) -> list[str]:
 async def chat(request: web.Request) -> web.StreamResponse:
     global flying
     body: dict[str, Any] = await request.json()
-    prompt, count = str(body["messages"][-1]["content"]), int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
+    prompt, count = (
+        str(body["messages"][-1]["content"]),
+        int(body.get("max_completion_tokens") or body.get("max_tokens") or 16),
+    )
     usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": count}
     flying += 1
     try:
