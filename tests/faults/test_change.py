@@ -34,6 +34,7 @@ def test_under_load_a_drained_engine_gets_nothing_and_no_request_fails(served: C
     assert found["failures"] == 0, found
 
 
+@pytest.mark.long
 def test_under_load_an_upgrade_and_the_way_back(served: Controller, second_name: str, tmp_path: Path) -> None:
     before = served.images()
     for verb, wanted in (("upgrade", second_name), ("rollback", next(iter(before.values())))):

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from harness import PROMPTS, Controller, docker, load, note
 
+pytestmark = pytest.mark.long
 SPEC = 'profile = "cpu"\n[router]\nport = {port}\n'
 STACK = "SGLang on CPU"
 TOKENS = 20

@@ -24,6 +24,7 @@ def whole(controller: Controller) -> int:
     return int(now["number"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["upgrade", "rollback"])
 def test_killed_at_any_moment_the_next_command_heals(fresh: Controller, second_name: str, verb: str) -> None:
     fresh.must("up")
