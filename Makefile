@@ -68,7 +68,7 @@ clean:  ## remove the tool environment and caches as well (after `make down`)
 
 .PHONY: test
 test: .venv/.synced /usr/bin/patch  ## lint, lock and tests: unit, kernels, patches, Docker end to end; starts what it needs and stops it again
-	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint lock-check test-unit test-kubernetes test-kernels test-patches test-docker SELECT=
+	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint lock-check test-unit test-kubernetes test-kernels test-patches test-docker test-faults-quick SELECT=
 
 .PHONY: lock-check
 lock-check: .venv/.synced  ## does deploy.lock agree with the repository and deploy.toml? (`deploy lock` mends it)
@@ -95,6 +95,21 @@ $(PROGRAMS)/%:
 test-docker: .venv/.synced $(PROGRAMS)/docker-registry $(PROGRAMS)/cosign $(PROGRAMS)/prometheus  ## the real stack in containers
 	$(DEPLOY) build
 	.venv/bin/pytest -m "not quiet" tests/docker
+
+.PHONY: test-faults-quick
+test-faults-quick: .venv/.synced
+	.venv/bin/pytest -m "not long and not soak" tests/faults
+
+.PHONY: test-faults
+test-faults: .venv/.synced  ## all fault tests, about half an hour, and their table docs/faults.md; needs a running Docker engine
+	$(DEPLOY) build
+	.venv/bin/pytest -m "not soak" tests/faults; code=$$?; .venv/bin/python tests/faults/table.py; exit $$code
+
+SOAK_MINUTES ?= 30
+.PHONY: soak
+soak: .venv/.synced  ## the CPU stack under load with aborts for SOAK_MINUTES; answers, KV pools and memory are watched
+	$(DEPLOY) build
+	SOAK_MINUTES=$(SOAK_MINUTES) .venv/bin/pytest -m soak tests/faults; code=$$?; .venv/bin/python tests/faults/table.py; exit $$code
 
 .PHONY: test-quiet
 test-quiet: .venv/.synced $(PROGRAMS)/docker-registry  ## what measures the real stack; needs a running Docker engine, 35 GB of disk and a machine that does nothing else

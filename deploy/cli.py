@@ -23,6 +23,7 @@ from deploy import (
     bake_verbs,
     export_verbs,
     gap_verbs,
+    generation_verbs,
     host_verbs,
     image_verbs,
     lock_verbs,
@@ -33,6 +34,7 @@ from deploy import (
     profile_verbs,
     render,
     scale_verbs,
+    watch_verbs,
 )
 from deploy.command_line import (
     ROOT,
@@ -84,7 +86,7 @@ Exit codes:
   3    this machine cannot do it (Docker, GPU, port, disk, memory, model folder)
   4    a role failed to start, or the stack does not serve
   5    another deploy command is at work
-  130  interrupted; what was started has been removed"""
+  130  interrupted; what was begun has been undone"""
 
 
 class RoleName(StrEnum):
@@ -115,6 +117,8 @@ app.add_typer(patches_verbs.app, name="patches")
 app.add_typer(export_verbs.app, name="export")
 app.add_typer(gap_verbs.app)
 app.add_typer(bake_verbs.app)
+app.add_typer(generation_verbs.app)
+app.add_typer(watch_verbs.app)
 app.add_typer(host_verbs.app)
 app.add_typer(image_verbs.app)
 app.add_typer(lock_verbs.app)
@@ -449,6 +453,7 @@ def _up_json(result: Result) -> dict[str, Any]:
         "image": asdict(result.image),
         "changed": result.changed,
         "seconds": round(result.seconds, 1),
+        "generation": result.generation,
     }
 
 
@@ -462,7 +467,7 @@ def _show_up(result: Result) -> None:
     key = ' -H "Authorization: Bearer $(cat API_KEY_FILE)"' if accepted.needs_key else ""
     body = json.dumps({"model": accepted.model, "messages": [{"role": "user", "content": "Hello"}]})
     lines = [
-        f"Accepted in {result.seconds:.0f} s: {accepted.url} serves {accepted.model}",
+        f"Accepted in {result.seconds:.0f} s: {accepted.url} serves {accepted.model} (generation {result.generation})",
         "",
         f"  curl {accepted.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
         "",

@@ -12,6 +12,7 @@ class DeployError(Exception):
         fix: what to do about it, preferably the exact command.
 
     Attributes:
+        aftermath: in what state the failure has left the stack, if it was being changed.
         exit_code: of the command line; `deploy --help` says what each means.
     """
 
@@ -22,6 +23,7 @@ class DeployError(Exception):
         self.message = message
         self.why = why
         self.fix = fix
+        self.aftermath = ""
 
     def __str__(self) -> str:
         return f"{self.message}\n  why: {self.why}\n  fix: {self.fix}"

@@ -30,6 +30,8 @@ TITLES = {
     "warm": "Warm up",
     "push": "Registry",
     "clean": "Clean up",
+    "heal": "Heal",
+    "drain": "Drain",
 }
 
 SECTIONS = {
@@ -195,11 +197,11 @@ def error(console: Console, failure: DeployError) -> None:
             _reason(console, problem.why, problem.fix)
     else:
         console.print(f"[bold red]error:[/] {escape(failure.message)}", soft_wrap=True)
-        _reason(console, failure.why, failure.fix)
+        _reason(console, failure.why, failure.fix, failure.aftermath)
 
 
-def _reason(console: Console, why: str, fix: str) -> None:
-    for name, text in (("why", why), ("fix", fix)):
+def _reason(console: Console, why: str, fix: str, aftermath: str = "") -> None:
+    for name, text in (("why", why), ("fix", fix), ("now", aftermath)):
         if text:
             console.print(f"  [bold]{name}:[/] {escape(text.replace(chr(10), chr(10) + '       '))}", soft_wrap=True)
 

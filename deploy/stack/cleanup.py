@@ -8,7 +8,7 @@ from python_on_whales.exceptions import DockerException
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.image.inputs import IMAGE_NAME
-from deploy.stack import docker_engine
+from deploy.stack import docker_engine, generations
 from deploy.stack.compose import words
 from deploy.stack.state import State
 
@@ -29,7 +29,9 @@ def remove_all(state: State) -> list[str]:
             if docker_engine.installed_here(state):
                 DockerClient().buildx.prune(all=True)
                 removed.append("build cache")
-        for folder in (state.tiny_model.parent, state.secrets, state.metrics, state.folder / "failed"):
+        generations.switch(state, None)
+        kept = (state.generations, state.incidents)
+        for folder in (state.tiny_model.parent, state.secrets, state.metrics, state.folder / "failed", *kept):
             if folder.exists():
                 shutil.rmtree(folder)
                 removed.append(str(folder))

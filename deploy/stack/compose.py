@@ -34,6 +34,9 @@ _PROJECT = "com.docker.compose.project"
 _SERVICE = "com.docker.compose.service"
 _FOLDER = "com.docker.compose.project.working_dir"
 _FILES = "com.docker.compose.project.config_files"
+_CONFIG = "com.docker.compose.config-hash"
+KEPT = "compose"
+"""Folder beside an env file with the compose files that belong to it."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class RoleState:
         ports: ports of the host that it publishes.
         folder: the repository that started it.
         files: names of the compose files that it was started with.
+        config: Compose's hash of what the service asked for.
+        image_id: what the image's name stood for.
     """
 
     role: str
@@ -63,6 +68,8 @@ class RoleState:
     ports: frozenset[int]
     folder: str
     files: tuple[str, ...]
+    config: str = ""
+    image_id: str = ""
 
     @property
     def serving(self) -> bool:
@@ -79,6 +86,7 @@ class Stack:
         gpus_per_engine: of profile replicas, whose compose files depend on it.
         front: HAProxy stands before the router.
         metrics_page: there is a page with the metrics of all roles.
+        kept: folder of the compose files if they are not the repository's own, which may have changed since.
     """
 
     root: Path
@@ -88,6 +96,7 @@ class Stack:
     gpus_per_engine: int = 0
     front: bool = False
     metrics_page: bool = False
+    kept: Path | None = None
 
     @cached_property
     def files(self) -> list[Path]:
@@ -98,7 +107,7 @@ class Stack:
             front=self.front,
             metrics=self.metrics_page,
         )
-        return [self.root / name for name in names]
+        return [(self.kept or self.root) / name for name in names]
 
     @cached_property
     def engines(self) -> tuple[str, ...]:
@@ -138,6 +147,22 @@ class Stack:
         """The effective compose configuration."""
         config: Any = self.docker.compose.config(return_json=True)
         return config
+
+    def outdated(self) -> set[str]:
+        """The services whose container Compose would make anew, or that have none that runs."""
+        command: list[object] = list(self.docker.client_config.docker_compose_cmd)
+        done = subprocess.run([*map(str, command), "config", "--hash", "*"], capture_output=True, text=True)
+        if done.returncode:
+            raise DeployError("Compose refuses the configuration", done.stderr.strip(), "deploy config")
+        wanted = dict(line.split() for line in done.stdout.splitlines() if line.strip())
+        running = {state.role: state for state in self.roles() if state.status == "running"}
+        services: dict[str, Any] = self.config()["services"]
+        images = {name: _image_id(str(services[name]["image"])) for name in wanted}
+        return {
+            name
+            for name, wish in wanted.items()
+            if name not in running or (running[name].config, running[name].image_id) != (wish, images[name])
+        }
 
     def start(self, services: Iterable[str]) -> None:
         """Create and start services without waiting for their health; running ones that did not change stay.
@@ -195,8 +220,8 @@ class Stack:
         done = subprocess.run(command, capture_output=True, check=False)
         return (done.stdout + b"\n" + done.stderr).decode(errors="replace")
 
-    def metrics(self, role: str, port: int = ENGINE_PORT) -> str:
-        """An engine's metrics page, asked for inside its container: no engine port is published.
+    def metrics(self, role: str, port: int = ENGINE_PORT, path: str = "/metrics") -> str:
+        """An engine's metrics page, or another, asked for inside its container: no engine port is published.
 
         Raises:
             DeployError: the container or its server does not answer.
@@ -205,11 +230,11 @@ class Stack:
         try:
             return str(
                 DockerClient().container.execute(
-                    container, ["python", "-c", _FETCH, f"http://127.0.0.1:{port}/metrics"]
+                    container, ["python", "-S", "-c", _FETCH, f"http://127.0.0.1:{port}{path}"]
                 )
             )
         except DockerException as error:
-            raise DeployError(f"{role} does not show its metrics", words(error), f"deploy logs {role}") from error
+            raise DeployError(f"{role} does not show its {path[1:]}", words(error), f"deploy logs {role}") from error
 
     def volumes(self) -> set[str]:
         """Names of the project's volumes."""
@@ -279,7 +304,13 @@ def running_stack(root: Path, environment: Path) -> Stack:
         profile = "replicas"
     transport: Transport = "p2p" if "compose.p2p.yaml" in files else "isolated"
     size = 4 if "compose.replicas-tp4.yaml" in files else 0
-    return Stack(root, present, profile, transport, size, FRONT_FILE in files, METRICS_FILE in files)
+    kept = environment.parent / KEPT
+    return Stack(
+        *(root, present, profile, transport, size),
+        front=FRONT_FILE in files,
+        metrics_page=METRICS_FILE in files,
+        kept=kept if kept.is_dir() else None,
+    )
 
 
 def stack_of(root: Path, environment: Path, spec: Spec) -> Stack:
@@ -301,6 +332,12 @@ def words(error: DockerException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "rror" in line or "denied" in line or "invalid" in line]
     return "; ".join((telling or lines)[-3:]) or f"exit code {error.return_code}"
+
+
+def _image_id(name: str) -> str:
+    """What an image's name stands for on this host, empty if it is not here."""
+    found = DockerClient().image.list(filters={"reference": name}) if not name.startswith("sha256:") else []
+    return found[0].id if found else name if name.startswith("sha256:") else ""
 
 
 def _state(container: Container) -> RoleState | None:
@@ -326,6 +363,8 @@ def _state(container: Container) -> RoleState | None:
             ),
             folder=labels.get(_FOLDER, ""),
             files=tuple(Path(file).name for file in labels.get(_FILES, "").split(",") if file),
+            config=labels.get(_CONFIG, ""),
+            image_id=container.image or "",
         )
     except DockerException:
         # Removed between listing and looking.

@@ -1,8 +1,10 @@
 """What engines and router count themselves: the proof of who did a request's work."""
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,6 +15,7 @@ _SERVED = {
     "sglang:prompt_tokens_total": "prompt",
     "sglang:generation_tokens_total": "answer",
 }
+_QUEUES = ("grammar", "paused", "retracted")
 _WORKER_HEALTH = "smg_worker_health"
 
 
@@ -70,6 +73,38 @@ def parse_served(text: str) -> Served:
             if sample.name in _SERVED:
                 sums[_SERVED[sample.name]] += sample.value
     return Served(**sums)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What an engine holds now.
+
+    Attributes:
+        requests: running and waiting, in any of its queues.
+        used_tokens: of the KV pool, without what only the prefix cache keeps.
+    """
+
+    requests: int
+    used_tokens: int
+
+
+def parse_load(text: str) -> Load:
+    """Read an engine's `/v1/loads` (SGLang 0.5.23), summed over its ranks. Unlike its metrics it is never old.
+
+    Raises:
+        ValueError: not what SGLang writes there.
+    """
+    requests = used = 0
+    try:
+        for load in json.loads(text)["loads"]:
+            queues: dict[str, Any] = {**(load.get("queues") or {}), **(load.get("disaggregation") or {})}
+            queues.pop("waiting", None)
+            held = [int(value) for name, value in queues.items() if name.endswith("_reqs") or name in _QUEUES]
+            requests += int(load["num_running_reqs"]) + int(load["num_waiting_reqs"]) + sum(held)
+            used += int(load["num_used_tokens"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not the load of an engine: {error!r}") from error
+    return Load(requests, used)
 
 
 def healthy_workers(text: str) -> int:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-Step = Literal["host", "image", "caches", "model", "start", "accept", "warm", "push", "clean"]
+Step = Literal["host", "image", "caches", "model", "start", "accept", "warm", "push", "clean", "heal", "drain"]
 
 
 @dataclass(frozen=True)

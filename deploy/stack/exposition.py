@@ -1,14 +1,14 @@
 """The controller's own view in Prometheus's text format, for the page of metrics (engine_runtime/exporter.py)."""
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import generate_latest
 
 from deploy.stack.accept import Acceptance
-from deploy.stack.compose import RoleState
+from deploy.stack.compose import RoleState, Stack
 from deploy.stack.state import State, write
 
 ACCEPTED_FILE, ROLES_FILE = "accepted.prom", "roles.prom"
@@ -60,9 +60,11 @@ def roles(states: Iterable[RoleState], at: datetime) -> str:
     return generate_latest(registry).decode()
 
 
-def write_accepted(state: State, acceptance: Acceptance, identity: Mapping[str, str], at: datetime) -> None:
-    """Show an acceptance on the page of metrics, if there is one."""
-    _write(state.metrics / ACCEPTED_FILE, accepted(acceptance, identity, at))
+def write_accepted(state: State, stack: Stack, acceptance: Acceptance, image: str) -> None:
+    """Show an acceptance, and the containers at that moment, on the page of metrics, if there is one."""
+    now = datetime.now(UTC)
+    _write(state.metrics / ACCEPTED_FILE, accepted(acceptance, {"profile": stack.profile, "image": image}, now))
+    write_roles(state, stack.roles(), now)
 
 
 def write_roles(state: State, states: Iterable[RoleState], at: datetime) -> None:

@@ -26,9 +26,34 @@ class State:
     folder: Path
 
     @property
+    def generations(self) -> Path:
+        """Folder of the accepted stacks, one folder each."""
+        return self.folder / "generations"
+
+    @property
+    def current(self) -> Path:
+        """Link to the generation that the containers should be."""
+        return self.folder / "current"
+
+    @property
+    def candidate(self) -> Path:
+        """What `up` is starting and has not accepted yet."""
+        return self.folder / "candidate"
+
+    @property
+    def journal(self) -> Path:
+        """Exists while a command changes the stack."""
+        return self.folder / "journal.json"
+
+    @property
+    def incidents(self) -> Path:
+        """What `watch` has seen and done."""
+        return self.folder / "incidents"
+
+    @property
     def environment(self) -> Path:
         """Env file of the stack that was started last."""
-        return self.folder / "stack.env"
+        return (self.candidate if self.candidate.exists() else self.current) / "stack.env"
 
     @property
     def tiny_model(self) -> Path:
@@ -105,13 +130,13 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%H:%M:%S UTC")
 
 
-def write(file: Path, text: str, mode: int = 0o644) -> None:
+def write(file: Path, content: str | bytes, mode: int = 0o644) -> None:
     """Replace a file in one step, so that a reader or a crash never sees half of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
     try:
-        with os.fdopen(descriptor, "w") as stream:
-            stream.write(text)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         Path(name).chmod(mode)
@@ -119,6 +144,15 @@ def write(file: Path, text: str, mode: int = 0o644) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was renamed or removed in a folder outlast a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_keys(file: Path) -> list[str]:

@@ -1,14 +1,12 @@
 """`deploy up` and `deploy down`: from a spec to an accepted stack, and back to nothing."""
 
-import signal
+import json
+import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker, require_gpus
 from deploy.host.errors import HostError
@@ -23,34 +21,22 @@ from deploy.model.folder import require_model
 from deploy.model.variant import require_variant
 from deploy.spec.load import SpecFile
 from deploy.spec.model import Spec, cdi_device
-from deploy.spec.profiles import BEHIND_ROUTER, ROUTER
-from deploy.stack import phases
+from deploy.stack import change, generations, journal
 from deploy.stack.accept import Acceptance, accept
 from deploy.stack.client import endpoint
-from deploy.stack.compose import RoleState, Stack, stack_of
+from deploy.stack.compose import Stack, stack_of
 from deploy.stack.environment import Facts, Variable, render, variables
-from deploy.stack.events import Event, Report, Running, step
-from deploy.stack.exposition import write_accepted, write_roles
+from deploy.stack.events import Report, Running, step
+from deploy.stack.exposition import write_accepted
+from deploy.stack.generations import COMPOSE, ENVIRONMENT, LOCK, RENDERED, SPEC, Candidate
 from deploy.stack.memory import plan_on, require_memory
 from deploy.stack.preview import require_known_variables
-from deploy.stack.state import State, copy_secret, read_keys, write
+from deploy.stack.state import State, copy_secret, read_keys
 
 MEBIBYTE = 1024**2
 TINY_MODEL_BYTES = 8 * MEBIBYTE
 # Three processes with torch and a small KV pool each; seen: 3.2 GiB.
 CPU_STACK_BYTES = 4 * 1024 * MEBIBYTE
-LOOK_S = 1.0
-
-
-class RoleFailed(DeployError):
-    """A container died or became unhealthy while starting; `lines` are the telling ones of its log."""
-
-    exit_code = 4
-
-    def __init__(self, role: str, message: str, lines: list[str], log: Path) -> None:
-        super().__init__(f"{role} failed to start: {message}", "\n".join(lines) or "it logged nothing", f"less {log}")
-        self.role = role
-        self.lines = lines
 
 
 @dataclass(frozen=True)
@@ -61,6 +47,7 @@ class Result:
     image: ImageReference
     changed: bool
     seconds: float
+    generation: int
 
 
 def plan(root: Path, spec_file: SpecFile, state: State, image: str) -> tuple[Stack, list[Variable]]:
@@ -107,14 +94,17 @@ def up(
     report: Report,
     mirror: str | None = None,
     security_mirror: str | None = None,
+    verb: str = "up",
 ) -> Result:
     """Bring the stack up and return once a request has crossed it; the same stack running already is only checked.
 
-    Whatever stops it before the first container is touched leaves a running stack alone. After that, failure or
-    interruption removes everything the command started.
+    A running stack is changed without dropping requests as far as there are other engines. Whatever stops this before
+    the first container is touched leaves a running stack alone. After that, failure or interruption brings the current
+    generation back, or removes everything if there was none.
 
     Args:
         mirror: Debian archive for a build of the image; `security_mirror` likewise.
+        verb: under which name this is recorded.
 
     Raises:
         HostError: this machine lacks something.
@@ -125,7 +115,8 @@ def up(
         KeyboardInterrupt: passed on after cleaning up.
     """
     begun = time.monotonic()
-    with state.lock("up"):
+    with state.lock(verb):
+        change.heal(root, state, report)
         with step("host", report) as running:
             stack, _ = plan(root, spec_file, state, "")
             if planned := plan_on(spec_file.spec, probe.gpus()):
@@ -152,29 +143,38 @@ def up(
                 running.outcome += (
                     "; not the image that deploy.lock names (deploy verify --rebuild says where it differs)"
                 )
-        stack, lines = plan(root, spec_file, state, image.tag)
-        before = _identities(stack)
+        found, lines = plan(root, spec_file, state, image.tag)
         if locked and spec_file.spec.image.registry and image.id in (locked.id, locked.manifest):
             with step("caches", report) as running:
-                running.outcome = _restore_caches(stack, spec_file, locked, image.tag, state, running)
-        with _undone_on_failure(stack, before, report):
-            write(state.environment, render(lines))
-            config = stack.config()
-            target = endpoint(config)
+                running.outcome = _restore_caches(found, spec_file, locked, image.tag, state, running)
+        candidate = _candidate(root, spec_file, found, render(lines), image)
+        folder = state.candidate
+        stack = replace(found, environment=folder / ENVIRONMENT, kept=folder / COMPOSE)
+        with change.journaled(root, state, verb, report):
+            generations.write_candidate(state, candidate)
             with step("start", report) as running:
-                stack.retire()
-                for roles in _waves(config["services"], stack.engines):
-                    stack.start(roles)
-                    wait_healthy(stack, roles, state, report)
-                changed = _identities(stack) != before
+                changed = change.start(stack, state, report)
                 running.outcome = "" if changed else "already running, nothing changed"
             with step("accept", report) as running:
-                acceptance = accept(stack, target, running)
+                acceptance = accept(stack, endpoint(stack.config()), running)
                 running.outcome = str(acceptance)
-            now = datetime.now(UTC)
-            write_accepted(state, acceptance, {"profile": stack.profile, "image": image.tag}, now)
-            write_roles(state, stack.roles(), now)
-    return Result(acceptance, image, changed, time.monotonic() - begun)
+            write_accepted(state, stack, acceptance, image.tag)
+            generation = generations.accept_candidate(state, candidate, verb, acceptance.as_dict())
+    return Result(acceptance, image, changed, time.monotonic() - begun, generation.number)
+
+
+def _candidate(root: Path, spec_file: SpecFile, stack: Stack, environment: str, image: ImageReference) -> Candidate:
+    """Everything that decides what the stack is, as it is now."""
+    with tempfile.NamedTemporaryFile("w", suffix=".env") as file:
+        file.write(environment)
+        file.flush()
+        rendered = replace(stack, environment=Path(file.name)).config()
+    files = {f"{COMPOSE}/{path.name}": path.read_bytes() for path in sorted(root.glob("compose*.yaml"))}
+    files |= {ENVIRONMENT: environment.encode(), RENDERED: (json.dumps(rendered, indent=2) + "\n").encode()}
+    files[SPEC] = spec_file.file.read_bytes()
+    if (root / FILE_NAME).exists():
+        files[LOCK] = (root / FILE_NAME).read_bytes()
+    return Candidate(stack.profile, stack.transport, stack.gpus_per_engine, image.tag, image.id, files)
 
 
 def _restore_caches(
@@ -230,13 +230,6 @@ def _require_signed(spec_file: SpecFile, locked: ImageLock | None, image: ImageR
     require_signature(parse_registry(wanted.registry), locked.manifest, spec_file.file.parent / wanted.public_key)
 
 
-def _waves(services: Iterable[str], engines: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """The order of starting: what the engines lean on, the engines, the router, what stands behind it."""
-    behind = tuple(name for name in BEHIND_ROUTER if name in set(services))
-    others = tuple(sorted(set(services) - {*engines, ROUTER, *behind}))
-    return [wave for wave in (others, engines, (ROUTER,), behind) if wave]
-
-
 def down(stack: Stack, state: State, *, keep_volumes: bool = False) -> list[str]:
     """Remove the stack's containers, networks and volumes; returns what was removed, in words.
 
@@ -244,10 +237,13 @@ def down(stack: Stack, state: State, *, keep_volumes: bool = False) -> list[str]
         keep_volumes: keep the cache of compiled kernels, which costs minutes to make anew on GPUs.
     """
     with state.lock("down"):
+        journal.begin(state, "down")
         found = stack.leftovers()
         stack.remove(keep_volumes=stack.volumes() if keep_volumes else ())
         kept = set(stack.leftovers())
-        state.environment.unlink(missing_ok=True)
+        generations.switch(state, None)
+        generations.sweep(state)
+        journal.end(state)
         return [item for item in found if item not in kept]
 
 
@@ -280,60 +276,6 @@ def check_host(stack: Stack, spec: Spec) -> str:
     return f"Docker {facts.server}, compose {facts.compose}"
 
 
-def wait_healthy(stack: Stack, roles: tuple[str, ...], state: State, report: Report) -> None:
-    """Watch roles until all are healthy, reporting each one's own phase.
-
-    Raises:
-        RoleFailed: one died, restarted, vanished or became unhealthy.
-    """
-    begun = time.monotonic()
-    seen = {role: phases.PHASES[0][0] for role in roles}
-    restarts: dict[str, int] = {}
-    since = datetime.now(UTC) - timedelta(hours=1)
-    finished: set[str] = set()
-    while finished != set(roles):
-        looked = datetime.now(UTC)
-        now = {container.role: container for container in stack.roles()}
-        for role in roles:
-            container = now.get(role)
-            if container is None:
-                raise RoleFailed(role, "its container was removed", [], state.folder)
-            restarts.setdefault(role, container.restarts)
-            if failure := _failure(container, restarts[role]):
-                raise _role_failed(stack, container, failure, seen[role], state)
-            if role in finished:
-                continue
-            if container.serving:
-                finished.add(role)
-                report(Event("start", "finished", "healthy", role, seconds=time.monotonic() - begun))
-                continue
-            reached = phases.later(seen[role], phases.phase(stack.log(container.container, since=since)))
-            seen[role] = reached
-            report(Event("start", "progress", reached, role))
-        since = looked - timedelta(seconds=2)
-        if finished != set(roles):
-            time.sleep(LOOK_S)
-
-
-def _failure(container: RoleState, restarts: int) -> str | None:
-    if container.out_of_memory:
-        return "the kernel killed it for lack of memory"
-    if container.status in ("exited", "dead", "restarting", "removing"):
-        return f"it ended with exit code {container.exit_code}"
-    if container.restarts > restarts:
-        return "it died and was started again"
-    if container.health == "unhealthy":
-        return "its health check fails"
-    return None
-
-
-def _role_failed(stack: Stack, container: RoleState, failure: str, phase: str, state: State) -> RoleFailed:
-    log = phases.plain(stack.log(container.container))
-    file = state.folder / "failed" / f"{container.role}.log"
-    write(file, log)
-    return RoleFailed(container.role, f"{failure} while {phase}", phases.relevant(log), file)
-
-
 def _prepare_model(spec_file: SpecFile, state: State) -> str:
     folder = model_folder(spec_file, state)
     if spec_file.spec.profile == "cpu":
@@ -356,35 +298,3 @@ def build_progress(running: Running) -> Callable[[BuildEvent], None]:
             running.progress(f"{event.phase}: {event.step}", event.done, event.total)
 
     return progress
-
-
-def _identities(stack: Stack) -> set[str]:
-    return {container.container for container in stack.roles() if container.status == "running"}
-
-
-@contextmanager
-def _undone_on_failure(stack: Stack, before: set[str], report: Report) -> Generator[None]:
-    """Remove what was started if the body fails; a stack that ran before and was not touched stays."""
-    volumes = stack.volumes()
-    try:
-        yield
-    except BaseException:
-        with _no_interruption():
-            now = _identities(stack)
-            if not before or now != before:
-                with step("clean", report) as running:
-                    stack.remove(keep_volumes=volumes, at_once=True)
-                    running.outcome = "removed what was started"
-        raise
-
-
-@contextmanager
-def _no_interruption() -> Generator[None]:
-    """Let a second Ctrl-C not cut the clean-up short; it is bounded in time."""
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -1,8 +1,8 @@
 """Role entry point of the containers: `python -m engine_runtime.launch ROLE ARGUMENT...`.
 
-ROLE is `prefill`, `decode`, `engine` (one server that does both), `router`, `front` (HAProxy before the router) or
-`exporter` (the metrics of all roles); the arguments are SGLang's or its router's own. Further arguments come from the
-variable EXTRA_ARGUMENTS.
+ROLE is `prefill`, `decode`, `engine` (one server that does both), `router` (it runs behind its gate), `front` (HAProxy
+before the router) or `exporter` (the metrics of all roles); the arguments are SGLang's or its router's own. Further
+arguments come from the variable EXTRA_ARGUMENTS.
 
 Router and front read their keys from the secret files, so that they appear in no argument list, environment or log. The
 engines have none: only the router can reach them, and SGLang would print the key in its log and in `/server_info`.
@@ -23,7 +23,10 @@ from engine_runtime import cpu, exporter, front, health, jit
 from engine_runtime.secret_files import ADMIN_KEY_FILE, KEYS_FILE, UsageError, read_keys, read_text
 
 ENGINE_ROLES = ("prefill", "decode", "engine")
-ROLES = (*ENGINE_ROLES, "router", "front", "exporter")
+# The router behind its gate; only the gate starts it.
+ROUTER_ALONE = "router-alone"
+ROLES = (*ENGINE_ROLES, "router", ROUTER_ALONE, "front", "exporter")
+PORT = 30000
 NUMA_NODES_FROM = "NUMA_NODES_FROM"
 SECRET_ARGUMENTS = ("--api-key", "--admin-api-key", "--control-plane-api-keys")
 
@@ -126,13 +129,23 @@ def _ready() -> bool:
         return False
 
 
-def run_router(rest: list[str], api_key: str | None, admin_key: str | None) -> None:
+def run_gate(rest: list[str]) -> int:
+    """Run the router behind its gate until both end; returns the exit code."""
+    gate = _import("engine_runtime.gate")
+    # Of two equal options the last counts, and `rest` holds EXTRA_ARGUMENTS already.
+    os.environ.pop("EXTRA_ARGUMENTS", None)
+    own = ["--host=127.0.0.1", f"--port={gate.ROUTER_PORT}"]
+    return gate.run(rest, [sys.executable, "-m", "engine_runtime.launch", ROUTER_ALONE, *rest, *own], "0.0.0.0", PORT)
+
+
+def run_router(rest: list[str], api_key: str | None, admin_key: str | None, gate_key: str) -> None:
     """Run the router in this process until it ends.
 
     Args:
         rest: The router's arguments.
         api_key: Key that clients must send; None leaves the API open.
-        admin_key: Key for adding workers, flushing caches and loading modules; None locks these for everyone.
+        admin_key: Key for adding workers, flushing caches and loading modules; None locks these for everyone ...
+        gate_key: ... but the gate, which takes workers out and brings them back.
     """
     # Not sglang_router.launch_router: it imports torch, which costs seconds and half a gigabyte.
     router_args, router = _import("sglang_router.router_args").RouterArgs, _import("sglang_router.router").Router
@@ -142,6 +155,7 @@ def run_router(rest: list[str], api_key: str | None, admin_key: str | None) -> N
     router_arguments.api_key = api_key
     router_arguments.control_plane_api_keys = [
         ("admin", "admin", admin_key or secrets.token_urlsafe(32), "admin"),
+        ("gate", "gate", gate_key or secrets.token_urlsafe(32), "admin"),
     ]
     router.from_args(router_arguments).start()
 
@@ -157,7 +171,10 @@ def main() -> None:
         role, rest = arguments(sys.argv[1:], os.environ)
         if role == "router":
             check_exposure(os.environ.get("PUBLISHED_ADDRESS", "127.0.0.1"))
-            run_router(rest, router_key(KEYS_FILE), read_text(ADMIN_KEY_FILE).strip() or None)
+            sys.exit(run_gate(rest))
+        elif role == ROUTER_ALONE:
+            admin_key = read_text(ADMIN_KEY_FILE).strip() or None
+            run_router(rest, router_key(KEYS_FILE), admin_key, sys.stdin.readline().strip())
         elif role == "front":
             front.run(os.environ)
         elif role == "exporter":

@@ -106,19 +106,22 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRouter]:
 
 
 def test_the_router_is_started_with_the_keys_of_the_files(router: FakeRouter) -> None:
-    launch.run_router([], "sk-client", "sk-admin")
+    launch.run_router([], "sk-client", "sk-admin", "sk-gate")
     assert router.started is not None
     assert router.started.api_key == "sk-client"
-    assert router.started.control_plane_api_keys == [("admin", "admin", "sk-admin", "admin")]
+    assert router.started.control_plane_api_keys == [
+        ("admin", "admin", "sk-admin", "admin"),
+        ("gate", "gate", "sk-gate", "admin"),
+    ]
 
 
 def test_without_an_admin_key_the_admin_routes_get_one_that_nobody_knows(router: FakeRouter) -> None:
     keys: set[str] = set()
     for _ in range(2):
-        launch.run_router([], None, None)
+        launch.run_router([], None, None, "")
         assert router.started is not None
-        keys.add(router.started.control_plane_api_keys[0][2])
-    assert len(keys) == 2
+        keys |= {key for _, _, key, _ in router.started.control_plane_api_keys}
+    assert len(keys) == 4
     assert all(len(key) > 30 for key in keys)
 
 

@@ -1,0 +1,240 @@
+"""Watches the running stack: restarts a role that is stuck, stops one that dies again and again, records incidents.
+
+Docker itself starts a process again that has ended. What it does not do: restart one that is unhealthy, give up one
+that never gets well, tell the router, and keep what was logged around it.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from python_on_whales import DockerClient
+from python_on_whales.exceptions import DockerException
+
+from deploy.errors import DeployError
+from deploy.spec.profiles import ALL_ENGINES, ROUTER
+from deploy.stack import change, gate, journal
+from deploy.stack.compose import RoleState, Stack, running_stack, words
+from deploy.stack.counters import parse_load
+from deploy.stack.events import Report
+from deploy.stack.state import LockHeld, State, write
+
+Kind = Literal["died", "stuck", "unrouted", "leaks", "stopped"]
+Remedy = Literal["none", "restart", "replace router", "stop"]
+
+# Deaths or restarts of one role within the window before it is given up. An engine needs minutes to start, so a
+# shorter window would never see a loop.
+LOOP = 4
+LOOP_WINDOW_S = 3600.0
+# A healthy engine that the router does not use, an idle engine that holds KV cache: for how long that may be.
+UNROUTED_S = 60.0
+LEAK_S = 120.0
+KEPT_INCIDENTS = 50
+ROLE_LOG_LINES, OTHER_LOG_LINES = 2000, 200
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One role at one look.
+
+    Attributes:
+        routed: the router sends it requests; None if that is not known or not wanted.
+        requests: it has in work; None if it does not say.
+        used_tokens: of its KV pool.
+    """
+
+    role: str
+    status: str
+    health: str
+    restarts: int
+    container: str
+    routed: bool | None = None
+    requests: int | None = None
+    used_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something that should not be, and what is done about it."""
+
+    role: str
+    kind: Kind
+    what: str
+    remedy: Remedy
+
+
+@dataclass
+class Memory:
+    """What earlier looks have shown.
+
+    Attributes:
+        restarts: Docker's count at the last look, by container.
+        ends: when a role died or was restarted for being stuck.
+        since: since when a condition holds, by role and condition.
+        given_up: containers that were stopped.
+    """
+
+    restarts: dict[str, int] = field(default_factory=dict[str, int])
+    ends: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    since: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    given_up: set[str] = field(default_factory=set[str])
+
+
+def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
+    """Say what is wrong and what to do about it; `memory` takes up this look.
+
+    Args:
+        now: seconds of a clock that never jumps.
+    """
+    found: list[Incident] = []
+    for role in seen:
+        died = role.restarts - memory.restarts.setdefault(role.container, role.restarts)
+        memory.restarts[role.container] = role.restarts
+        stuck = role.status == "running" and role.health == "unhealthy"
+        ends = memory.ends.setdefault(role.role, [])
+        ends[:] = [when for when in ends if now - when < LOOP_WINDOW_S] + [now] * (died + stuck)
+        if (died or stuck) and len(ends) >= LOOP:
+            memory.given_up.add(role.container)
+            minutes = LOOP_WINDOW_S / 60
+            found.append(
+                Incident(role.role, "stopped", f"it ended or stuck {len(ends)} times in {minutes:.0f} minutes", "stop")
+            )
+        elif stuck:
+            found.append(Incident(role.role, "stuck", "its health check fails", "restart"))
+        elif died:
+            found.append(Incident(role.role, "died", "it ended, and Docker started it again", "none"))
+        if role.container in memory.given_up:
+            continue
+        serving = role.status == "running" and role.health == "healthy"
+        if _lasts(memory, role.role, "unrouted", serving and role.routed is False, now, UNROUTED_S):
+            found.append(
+                Incident(role.role, "unrouted", "it is healthy and the router does not use it", "replace router")
+            )
+        idle_and_full = role.requests == 0 and role.used_tokens > 0
+        if _lasts(memory, role.role, "leaks", idle_and_full, now, LEAK_S):
+            what = f"it is idle and {role.used_tokens} tokens of its KV pool are in use"
+            found.append(Incident(role.role, "leaks", what, "none"))
+    return found
+
+
+def _lasts(memory: Memory, role: str, condition: str, holds: bool, now: float, limit: float) -> bool:
+    """Whether a condition has just lasted for `limit` seconds; it is reported once, and again as long after that."""
+    if not holds:
+        memory.since.pop((role, condition), None)
+        return False
+    if now - memory.since.setdefault((role, condition), now) < limit:
+        return False
+    memory.since[role, condition] = now
+    return True
+
+
+def watch(
+    root: Path,
+    state: State,
+    interval_s: float,
+    report: Report,
+    told: Callable[[Incident, Path], None],
+    trouble: Callable[[Exception], None],
+    once: bool,
+) -> None:
+    """Look again and again; returns after one look if `once`.
+
+    Args:
+        told: called with each incident and the folder of its record.
+        trouble: called with what kept a look from being finished, such as a Docker engine that is away; the next look
+            comes all the same.
+    """
+    memory = Memory()
+    while True:
+        try:
+            with state.lock("watch"):
+                if journal.cut_off(state):
+                    change.heal(root, state, report)
+                stack = running_stack(root, state.environment)
+                for incident in judge(memory, look(stack), time.monotonic()):
+                    told(incident, record(stack, state, incident))
+                    _remedy(stack, incident)
+        except LockHeld:
+            # Another command is changing the stack: whatever is so now is its doing.
+            pass
+        except (DeployError, DockerException, OSError) as error:
+            trouble(error)
+        if once:
+            return
+        time.sleep(interval_s)
+
+
+def look(stack: Stack) -> list[Seen]:
+    """Look at every container; what cannot be asked is left out."""
+    states = stack.roles()
+    try:
+        view = gate.view(stack)
+    except DeployError:
+        view = None
+    return [_seen(stack, state, view) for state in states]
+
+
+def _seen(stack: Stack, state: RoleState, view: gate.View | None) -> Seen:
+    routed: bool | None = None
+    requests, used = None, 0
+    if state.role in ALL_ENGINES and state.serving:
+        if view and not view.replacing and state.role not in view.drained:
+            routed = state.role in view.routed
+        try:
+            load = parse_load(stack.metrics(state.role, path="/v1/loads"))
+            requests, used = load.requests, load.used_tokens
+        except (DeployError, ValueError):
+            pass
+    return Seen(state.role, state.status, state.health, state.restarts, state.container, routed, requests, used)
+
+
+def _remedy(stack: Stack, incident: Incident) -> None:
+    docker = DockerClient()
+    container = {state.role: state.container for state in stack.roles()}.get(incident.role)
+    if container is None:
+        return
+    try:
+        match incident.remedy:
+            case "restart":
+                # It is stuck: there is nothing to wait for.
+                docker.container.restart(container, time=5)
+            case "stop":
+                docker.container.stop(container, time=5)
+            case "replace router":
+                docker.container.kill(change.require_role(stack, ROUTER), signal="SIGHUP")
+            case "none":
+                pass
+    except DockerException as error:
+        raise DeployError(f"Docker does not {incident.remedy} {incident.role}", words(error), "docker info") from error
+
+
+def record(stack: Stack, state: State, incident: Incident) -> Path:
+    """Keep what is known about an incident: the logs around it and Docker's account of the containers.
+
+    Returns:
+        The folder it is kept in.
+    """
+    when = datetime.now(UTC)
+    folder = state.incidents / f"{when:%Y%m%dT%H%M%S.%fZ}-{incident.role}-{incident.kind}"
+    states = stack.roles()
+    facts: Mapping[str, object] = {
+        "time": when.isoformat(timespec="seconds"),
+        **asdict(incident),
+        "roles": [asdict(role) for role in states],
+    }
+    write(folder / "incident.json", json.dumps(facts, indent=2, default=_plain) + "\n")
+    for role in states:
+        lines = ROLE_LOG_LINES if role.role == incident.role else OTHER_LOG_LINES
+        write(folder / f"{role.role}.log", stack.log(role.container, tail=lines))
+    for old in sorted(state.incidents.iterdir())[:-KEPT_INCIDENTS]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def _plain(value: object) -> object:
+    return sorted(value) if isinstance(value, frozenset) else str(value)  # pyright: ignore

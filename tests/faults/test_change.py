@@ -1,0 +1,64 @@
+"""Changes of a running stack under Locust's load: two stand-ins for engines, the real router, gate and controller."""
+
+import time
+from pathlib import Path
+
+import pytest
+from harness import PROMPTS, Controller, load, note
+from standin_engine import words
+
+TOKENS = 20
+ANSWERS = {prompt: "".join(words(prompt, TOKENS)) for prompt in PROMPTS}
+STACK = "two stand-ins, real router"
+
+
+@pytest.mark.parametrize("verb", [("restart", "engine-2"), ("restart", "engine"), ("restart", "router")], ids=str)
+def test_under_load_a_restart_fails_no_request(served: Controller, tmp_path: Path, verb: tuple[str, str]) -> None:
+    with load(served.url, ANSWERS, tmp_path) as found:
+        begun = time.monotonic()
+        served.must(*verb)
+        seconds = time.monotonic() - begun
+    assert found["failures"] == 0, found
+    assert found["requests"] > 20
+    assert found["slowest_s"] < 15
+    what = f"deploy {' '.join(verb)} ({seconds:.0f} s)"
+    note(what, f"{found['requests']} answers, the slowest {found['slowest_s']:.1f} s", None, "nothing", STACK)
+
+
+def test_under_load_a_drained_engine_gets_nothing_and_no_request_fails(served: Controller, tmp_path: Path) -> None:
+    with load(served.url, ANSWERS, tmp_path) as found:
+        assert "nothing left to do" in served.must("drain", "http://engine-2:30000").stderr
+        time.sleep(3)
+        assert "nothing left to do" in served.must("drain", "engine-2", "--limit", "1").stderr
+        served.must("drain", "engine-2", "--undo")
+    assert found["failures"] == 0, found
+
+
+@pytest.mark.long
+def test_under_load_an_upgrade_and_the_way_back(served: Controller, second_name: str, tmp_path: Path) -> None:
+    before = served.images()
+    for verb, wanted in (("upgrade", second_name), ("rollback", next(iter(before.values())))):
+        with load(served.url, ANSWERS, tmp_path, RETRIES="3") as found:
+            begun = time.monotonic()
+            served.must(verb, STANDIN_IMAGE=second_name)
+            seconds = time.monotonic() - begun
+        assert set(served.images().values()) == {wanted}
+        assert found["failures"] == 0, found
+        again = found.get("answer, asked again", {}).get("num_requests", 0)
+        seen = f"{found['requests']} answers; {again} were refused and asked again while the router was replaced"
+        note(f"deploy {verb} to another image ({seconds:.0f} s)", seen, None, "nothing", STACK)
+
+
+def test_an_upgrade_that_fails_goes_back_by_itself_and_says_so(served: Controller, tmp_path: Path) -> None:
+    before, text = served.images(), served.spec.read_text()
+    served.spec.write_text(text + 'FAIL_AT_START = "yes"\n')
+    try:
+        with load(served.url, ANSWERS, tmp_path, RETRIES="3") as found:
+            failed = served.run("upgrade")
+    finally:
+        served.spec.write_text(text)
+    assert failed.returncode == 4
+    assert "now: back to generation" in failed.stderr
+    assert served.images() == before
+    assert found["failures"] == 0, found
+    note("an upgrade whose engine does not start", "no request failed", None, "nothing: back by itself", STACK)

@@ -1,0 +1,246 @@
+"""What happens to real engines, and what a client sees of it: SGLang, NIXL, router and gate on the cpu profile."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from harness import PROMPTS, Controller, docker, load, note
+
+pytestmark = pytest.mark.long
+SPEC = 'profile = "cpu"\n[router]\nport = {port}\n'
+STACK = "SGLang on CPU"
+TOKENS = 20
+# What must hold.
+SETTLED_S, SERVICE_S = 15.0, 60.0
+# A machine that is busy with other work starts an engine more slowly than the quiet one of the promise.
+SLOW = float(os.environ.get("FAULTS_SLOWNESS", "1"))
+PATIENCE_S = 300.0
+
+
+def ask(url: str, prompt: str, tokens: int = TOKENS) -> httpx.Response:
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120, trust_env=False)
+
+
+def text_of(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+    program = [str(Path(sys.executable).parent / "deploy")]
+    made = Controller(tmp_path_factory.mktemp("real"), program, SPEC, {})
+    try:
+        made.must("up")
+        yield made
+    finally:
+        made.run("down")
+
+
+@pytest.fixture(scope="module")
+def answers(served: Controller) -> dict[str, str]:
+    """Greedy answers of the idle stack."""
+    return {prompt: text_of(ask(served.url, prompt)) for prompt in PROMPTS}
+
+
+@dataclass
+class Seen:
+    """What a client saw that asks twice a second and never waits for an answer before it asks again.
+
+    Attributes:
+        answers: seconds since the fault when it was asked, how long it took, status or the error's name.
+    """
+
+    answers: list[tuple[float, float, str]] = field(default_factory=list[tuple[float, float, str]])
+
+    def slowest(self) -> float:
+        return max(took for _, took, _ in self.answers)
+
+    def service(self) -> float:
+        """Seconds from the fault until every later question was answered."""
+        bad = [asked + took for asked, took, what in self.answers if what != "200" and asked + took > 0]
+        return max(bad, default=0.0)
+
+    def words(self) -> str:
+        counts: dict[str, int] = {}
+        for _, _, what in self.answers:
+            counts[what] = counts.get(what, 0) + 1
+        shown = ", ".join(f"{count} of {what}" for what, count in sorted(counts.items()))
+        return f"{shown}; the slowest {self.slowest():.1f} s"
+
+
+def observe(url: str, expected: dict[str, str], fault: Callable[[], object]) -> Seen:
+    """Ask before, during and after a fault, until twenty questions in a row have been answered rightly."""
+    seen, stop = Seen(), threading.Event()
+    begun = time.monotonic() + 2
+    prompts = list(expected)
+
+    def one(number: int) -> None:
+        asked, prompt = time.monotonic(), prompts[number % len(prompts)]
+        try:
+            answer = ask(url, prompt)
+            what = str(answer.status_code)
+            if what == "200" and text_of(answer) != expected[prompt]:
+                what = "wrong answer"
+        except httpx.HTTPError as error:
+            what = type(error).__name__
+        seen.answers.append((asked - begun, time.monotonic() - asked, what))
+
+    with ThreadPoolExecutor(300) as pool:
+        number, done = 0, False
+        while not stop.is_set():
+            pool.submit(one, number)
+            number += 1
+            time.sleep(0.5)
+            now = time.monotonic()
+            if not done and now > begun:
+                fault()
+                done, begun = True, time.monotonic()
+            last = sorted(seen.answers)[-20:]
+            if done and now - begun > 20 and len(last) == 20 and all(what == "200" for _, _, what in last):
+                stop.set()
+            if done and now - begun > PATIENCE_S:
+                stop.set()
+    seen.answers.sort()
+    return seen
+
+
+def settled(seen: Seen) -> None:
+    """No wrong answer, no question that hung, and service again."""
+    assert not [item for item in seen.answers if item[2] == "wrong answer"], seen.words()
+    assert seen.slowest() < SETTLED_S * SLOW, seen.words()
+    assert seen.answers[-1][2] == "200", seen.words()
+
+
+def kill(controller: Controller, service: str, number: signal.Signals) -> None:
+    os.kill(controller.pid(service), number)
+
+
+def child(controller: Controller, service: str, title: str) -> int:
+    """Host process id of a process inside a container, by its title."""
+    lines = docker("top", controller.container(service), "-eo", "pid,args").splitlines()
+    return int(next(line.split()[0] for line in lines if title in line))
+
+
+@pytest.mark.parametrize("service", ["decode", "prefill", "router"])
+def test_sigkill(served: Controller, answers: dict[str, str], service: str) -> None:
+    seen = observe(served.url, answers, lambda: kill(served, service, signal.SIGKILL))
+    note(f"SIGKILL of {service}", seen.words(), seen.service(), "what was in flight", STACK)
+    settled(seen)
+    assert seen.service() < SERVICE_S * SLOW, seen.words()
+
+
+@pytest.mark.parametrize("service", ["decode", "prefill"])
+def test_sigkill_of_the_scheduler_process(served: Controller, answers: dict[str, str], service: str) -> None:
+    seen = observe(served.url, answers, lambda: os.kill(child(served, service, "sglang::scheduler"), signal.SIGKILL))
+    note(f"SIGKILL of {service}'s scheduler", seen.words(), seen.service(), "what was in flight", STACK)
+    settled(seen)
+
+
+def test_sigkill_of_the_router_process_behind_the_gate(served: Controller, answers: dict[str, str]) -> None:
+    seen = observe(served.url, answers, lambda: os.kill(child(served, "router", "router-alone"), signal.SIGKILL))
+    note("SIGKILL of the router behind its gate", seen.words(), seen.service(), "what was in flight", STACK)
+    settled(seen)
+
+
+@pytest.mark.parametrize("service", ["decode", "prefill"])
+def test_a_cut_network_between_the_roles(served: Controller, answers: dict[str, str], service: str) -> None:
+    enter = ["nsenter", "-t", str(served.pid(service)), "-n", "ip", "link", "set", "eth0"]
+
+    def cut() -> None:
+        subprocess.run([*enter, "down"], check=True)
+        # The address stays, the routes go with the link and come back with it.
+        threading.Timer(20, lambda: subprocess.run([*enter, "up"], check=True)).start()
+
+    seen = observe(served.url, answers, cut)
+    note(f"network of {service} cut for 20 s", seen.words(), seen.service(), "what was in flight", STACK)
+    settled(seen)
+
+
+def test_sigstop_is_a_stuck_engine_that_watch_restarts(served: Controller, answers: dict[str, str]) -> None:
+    watcher = served.start("watch", "--json")
+    try:
+        scheduler = child(served, "decode", "sglang::scheduler")
+        seen = observe(served.url, answers, lambda: os.kill(scheduler, signal.SIGSTOP))
+    finally:
+        watcher.terminate()
+        output, _ = watcher.communicate(timeout=30)
+    note("SIGSTOP of decode's scheduler, with deploy watch", seen.words(), seen.service(), "what was in flight", STACK)
+    incidents = [json.loads(line) for line in output.splitlines()]
+    assert [item["remedy"] for item in incidents if item["role"] == "decode"][:1] == ["restart"], output
+    assert (Path(incidents[0]["record"]) / "decode.log").read_text()
+    assert not [item for item in seen.answers if item[2] == "wrong answer"], seen.words()
+
+
+def resident(controller: Controller, service: str) -> int:
+    """Resident memory of all processes of a container, in KiB."""
+    lines = docker("top", controller.container(service), "-eo", "rss").splitlines()[1:]
+    return sum(map(int, lines))
+
+
+def used(controller: Controller) -> int:
+    script = (
+        "import json, urllib.request as r; "
+        "print(sum(load['num_used_tokens'] for load in "
+        "json.load(r.urlopen('http://127.0.0.1:30000/v1/loads', timeout=20))['loads']))"
+    )
+    return sum(
+        int(docker("exec", controller.container(role), "python", "-c", script)) for role in ("prefill", "decode")
+    )
+
+
+def test_a_thousand_requests_with_aborts_give_no_wrong_answer_and_leave_nothing_behind(
+    served: Controller, answers: dict[str, str], tmp_path: Path
+) -> None:
+    requests = int(os.environ.get("STRESS_REQUESTS", "1000"))
+
+    def burst(count: int) -> dict[str, object]:
+        with load(served.url, answers, tmp_path, users=16, ABORTS="0.1", STOP_AFTER=str(count)) as found:
+            deadline = time.monotonic() + PATIENCE_S
+            while time.monotonic() < deadline and not (tmp_path / "enough").exists():
+                time.sleep(1)
+        (tmp_path / "enough").unlink(missing_ok=True)
+        return found
+
+    # The first requests fill pools and caches that stay.
+    burst(200)
+    before = {role: resident(served, role) for role in ("prefill", "decode", "router")}
+    found = burst(requests)
+    assert found["failures"] == 0, found
+    assert int(str(found["requests"])) >= requests
+    # Over-long prompts are refused, and nothing of them stays.
+    for _ in range(20):
+        assert ask(served.url, "x " * 6000).status_code == 400
+    deadline = time.monotonic() + 60
+    while left := used(served):
+        assert time.monotonic() < deadline, f"{left} tokens of the KV pools are still in use"
+        time.sleep(1)
+    after = {role: resident(served, role) for role in before}
+    grown = {role: (after[role] - before[role]) / 1024 for role in before}
+    assert {prompt: text_of(ask(served.url, prompt)) for prompt in PROMPTS} == answers
+    what = ", ".join(f"{role} {size:+.0f} MiB" for role, size in grown.items())
+    note(
+        f"{found['requests']} requests at 16 in flight, a tenth hung up, then 20 over-long prompts",
+        f"no wrong answer; slowest {found['slowest_s']} s",
+        None,
+        f"nothing; KV pools empty; resident memory {what}",
+        STACK,
+    )
+    assert max(grown.values()) < 100, grown

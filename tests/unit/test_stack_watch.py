@@ -1,0 +1,70 @@
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.stack.watch import LEAK_S, LOOP, LOOP_WINDOW_S, UNROUTED_S, Memory, Seen, judge
+
+WELL = Seen("decode", "running", "healthy", 0, "c1", routed=True, requests=0)
+
+
+def kinds(memory: Memory, seen: Seen, now: float) -> list[str]:
+    return [f"{incident.kind}: {incident.remedy}" for incident in judge(memory, [seen], now)]
+
+
+def test_a_stack_that_is_well_causes_nothing() -> None:
+    memory = Memory()
+    assert [kinds(memory, WELL, now) for now in range(0, 1000, 5)] == [[]] * 200
+
+
+def test_a_death_that_docker_mended_is_recorded_once() -> None:
+    memory = Memory()
+    assert kinds(memory, WELL, 0) == []
+    assert kinds(memory, replace(WELL, restarts=1, health="starting"), 5) == ["died: none"]
+    assert kinds(memory, replace(WELL, restarts=1), 10) == []
+
+
+def test_restarts_from_before_the_watch_are_not_its_business() -> None:
+    assert kinds(Memory(), replace(WELL, restarts=7), 0) == []
+
+
+def test_a_role_that_is_unhealthy_is_restarted() -> None:
+    memory = Memory()
+    assert kinds(memory, replace(WELL, health="unhealthy"), 0) == ["stuck: restart"]
+    assert kinds(memory, replace(WELL, health="starting"), 5) == []
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(1, 2000)), max_size=30))
+def test_a_role_is_given_up_exactly_when_it_ended_too_often_within_the_window(looks: list[tuple[bool, float]]) -> None:
+    memory, now, restarts = Memory(), 0.0, 0
+    ends: list[float] = []
+    judge(memory, [WELL], now)
+    for dies, pause in looks:
+        now += pause
+        restarts += dies
+        found = kinds(memory, replace(WELL, restarts=restarts), now)
+        ends = [when for when in ends if now - when < LOOP_WINDOW_S] + [now] * dies
+        assert ("stopped: stop" in found) == (dies and len(ends) >= LOOP)
+
+
+def test_a_healthy_engine_that_the_router_does_not_use_gets_a_new_router_after_a_while() -> None:
+    memory, seen = Memory(), replace(WELL, routed=False)
+    assert kinds(memory, seen, 0) == []
+    assert kinds(memory, seen, UNROUTED_S - 1) == []
+    assert kinds(memory, seen, UNROUTED_S) == ["unrouted: replace router"]
+    assert kinds(memory, seen, UNROUTED_S + 5) == []
+
+
+def test_a_drained_engine_is_left_alone() -> None:
+    memory, seen = Memory(), replace(WELL, routed=None)
+    assert [kinds(memory, seen, now) for now in range(0, 500, 5)] == [[]] * 100
+
+
+def test_an_idle_engine_that_keeps_cache_in_use_leaks_and_a_busy_one_does_not() -> None:
+    memory = Memory()
+    busy = replace(WELL, requests=3, used_tokens=900)
+    assert [kinds(memory, busy, now) for now in range(0, 500, 5)] == [[]] * 100
+    idle = replace(WELL, requests=0, used_tokens=17)
+    assert kinds(memory, idle, 1000) == []
+    assert kinds(memory, idle, 1000 + LEAK_S) == ["leaks: none"]
+    assert kinds(memory, WELL, 1005 + LEAK_S) == []
