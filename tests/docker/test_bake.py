@@ -173,7 +173,7 @@ head -c 300000 /dev/urandom > triton/KEY/kernel.cubin; echo built > flashinfer/m
 : > deep-gemm/locks/one.lock; ln -s /opt/baked sglang-jit/sm120f/norm/build-1/deps-3
 touch -d 2026-02-03T04:05:06Z flashinfer/module.so
 """
-LIST = "find . -type f -printf '%p %s %T@ %U\\n' | sort; find . -type f -exec sha256sum {} + | sort"
+LIST = "find . -type f -exec stat --format '%n %s %Y %u' {} + | sort; find . -type f -exec sha256sum {} + | sort"
 
 
 def test_what_one_host_compiled_is_on_the_next_before_its_engines_start(
