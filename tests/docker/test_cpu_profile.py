@@ -280,7 +280,9 @@ def test_the_next_steps_of_an_engine_are_recorded_and_nothing_is_left_in_it(
     (file,) = profiling.capture(stack, role, tmp_path / "traces", steps=3, seconds=120, load=2, target=target)
     found = summarise(read(file), layers=1)
     assert found.device == "CPU" and found.stage == stage and found.steps >= 3
-    assert {"linear", "glue"} <= set(found.step.by_category) and "other" not in found.step.by_category
+    parts = found.step.by_category
+    assert {"linear", "glue"} <= set(parts)
+    assert "other" not in parts or parts["other"].seconds < 0.01 * found.step.seconds
     assert project.execute(role, "ls", "/var/cache/engine/profiles").strip() == ""
     # It serves as before.
     assert answer(router, PROMPTS[1])
