@@ -46,6 +46,44 @@ and.b32 t, t, 0x1C1C1C1C;
 lop3.b32 $1, $2, 0x80808080, t, 0xEA;
 }
 """)
+# $4 holds eight codes, $5 a bf16 factor twice; results: codes p and p + 4 times the factor, for p = 0 to 3. A multiplication
+# puts sign and magnitude in place at once; adding -0 keeps the sign of a zero (sm_80 has no product alone).
+_E2M1_PAIRS = tl.constexpr("""
+{
+.reg .b32 t, z;
+mov.b32 z, 0x80008000;
+and.b32 t, $4, 0x000F000F;
+mul.lo.u32 t, t, 0x1040;
+and.b32 t, t, 0x81C081C0;
+fma.rn.bf16x2 $0, t, $5, z;
+and.b32 t, $4, 0x00F000F0;
+mul.lo.u32 t, t, 0x104;
+and.b32 t, t, 0x81C081C0;
+fma.rn.bf16x2 $1, t, $5, z;
+shr.u32 t, $4, 8;
+and.b32 t, t, 0x000F000F;
+mul.lo.u32 t, t, 0x1040;
+and.b32 t, t, 0x81C081C0;
+fma.rn.bf16x2 $2, t, $5, z;
+shr.u32 t, $4, 6;
+and.b32 t, t, 0x01C001C0;
+lop3.b32 t, $4, 0x80008000, t, 0xEA;
+fma.rn.bf16x2 $3, t, $5, z;
+}
+""")
+# $2 holds four codes; results: codes 0 and 2, and 1 and 3.
+_E4M3_PAIRS = tl.constexpr("""
+{
+.reg .b32 t, u;
+shl.b32 t, $2, 4;
+and.b32 t, t, 0x07F007F0;
+shl.b32 u, $2, 8;
+lop3.b32 $0, u, 0x80008000, t, 0xEA;
+shr.u32 t, $2, 4;
+and.b32 t, t, 0x07F007F0;
+lop3.b32 $1, $2, 0x80008000, t, 0xEA;
+}
+""")
 _E4M3_TO_BF16 = tl.constexpr("""
 {
 .reg .b32 p, t;
@@ -73,6 +111,85 @@ def e2m1_to_bf16(packed):
             _E2M1_TO_BF16, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
         )
     return low, high
+
+
+@triton.jit
+def _e2m1(code):
+    """fp32 of E2M1 codes in the low four bits of int32, times 2 ** -126."""
+    return _fp32(((code & 8) << 12) | ((code & 7) << 6))
+
+
+@triton.jit
+def e2m1_pairs(word, factor):
+    """Codes 0, 4, 1, 5, 2, 6, 3, 7 of int32 `word`, low bits first, times 2 ** -126 and a factor (`two_powers`, `two_e4m3`)."""
+    if INTERPRETED:
+        a = _e2m1(word) * factor
+        b = _e2m1(word >> 16) * factor
+        c = _e2m1(word >> 4) * factor
+        d = _e2m1(word >> 20) * factor
+        e = _e2m1(word >> 8) * factor
+        f = _e2m1(word >> 24) * factor
+        g = _e2m1(word >> 12) * factor
+        h = _e2m1(word >> 28) * factor
+    else:
+        p, q, r, s = tl.inline_asm_elementwise(
+            _E2M1_PAIRS,
+            "=&r,=&r,=&r,=&r,r,r",
+            [word, factor],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+        a, b = halves(p)
+        c, d = halves(q)
+        e, f = halves(r)
+        g, h = halves(s)
+    return a, b, c, d, e, f, g, h
+
+
+@triton.jit
+def e4m3_pairs(word):
+    """Codes 0, 2, 1, 3 of int32 `word`, low bits first, times 2 ** -120."""
+    if INTERPRETED:
+        a = _e4m3(word)
+        b = _e4m3(word >> 16)
+        c = _e4m3(word >> 8)
+        d = _e4m3(word >> 24)
+    else:
+        p, q = tl.inline_asm_elementwise(
+            _E4M3_PAIRS, "=&r,=&r,r", [word], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+        )
+        a, b = halves(p)
+        c, d = halves(q)
+    return a, b, c, d
+
+
+@triton.jit
+def _e4m3(code):
+    """fp32 of e4m3 codes in the low eight bits of int32, times 2 ** -120."""
+    return _fp32(((code & 0x80) << 8) | ((code & 0x7F) << 4))
+
+
+@triton.jit
+def two_powers(exponent):
+    """2 ** (exponent - 127) for int32 exponents 1 to 254, as `e2m1_pairs` takes its factor."""
+    if INTERPRETED:
+        value = (exponent << 23).to(tl.float32, bitcast=True)
+    else:
+        value = exponent * 0x00800080
+    return value
+
+
+@triton.jit
+def two_e4m3(code, FACTOR: tl.constexpr):
+    """The value of int32 e4m3 codes times FACTOR, a power of two, as `e2m1_pairs` takes its factor."""
+    bits = ((code & 0x80) << 24) | ((code & 0x7F) << 20)
+    value = bits.to(tl.float32, bitcast=True) * 2.0**120 * FACTOR
+    if not INTERPRETED:
+        # Four significant bits: the upper half of the fp32 is the bf16.
+        upper = (value.to(tl.int32, bitcast=True) >> 16) & 0xFFFF
+        value = upper * 0x00010001
+    return value
 
 
 @triton.jit
