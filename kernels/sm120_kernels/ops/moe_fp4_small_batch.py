@@ -140,14 +140,25 @@ def _fp4_turn(acc, words, scales, inputs, GROUP: tl.constexpr, ROWS: tl.constexp
     Args:
         acc: [ROWS, TOKENS] fp32.
         words: what `load_weights` found for [ROWS, 4] threads: 32 columns each.
-        scales: pointers [ROWS, 4] to each thread's first scale.
+        scales: pointers [ROWS, 4] to each thread's first scale, uint8.
         inputs: pointers [4, TOKENS] to int32, two columns of x each, to each thread's first.
     """
     first, second = _factors(scales, GROUP)
+    x = load_activations(inputs) + load_activations(inputs + 4)
+    x += load_activations(inputs + 8) + load_activations(inputs + 12)
     for i in tl.static_range(4):
-        p, q, r, s = load_activations(inputs + 4 * i)
         factor = first if i < 2 else second
-        acc = dot(e2m1_operand(words[i], factor, ROWS), e2m1_tokens(p, q, r, s, TOKENS), acc)
+        tokens = e2m1_tokens(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3], TOKENS)
+        acc = dot(e2m1_operand(words[i], factor, ROWS), tokens, acc)
+    return acc
+
+
+@triton.jit
+def _fp8_half(acc, words, inputs, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """acc + W x over 64 columns of e4m3, short of DENSE_FACTOR twice; words and inputs as in _fp4_turn."""
+    for i in tl.static_range(2):
+        p, q, r, s = load_activations(inputs + 4 * i)
+        acc = dot(e4m3_operand(words[2 * i], words[2 * i + 1], ROWS), e4m3_tokens(p, q, r, s, TOKENS), acc)
     return acc
 
 
@@ -169,19 +180,19 @@ def _fp8_tile(
         scales: pointers [ROWS] to each row's first scale.
         inputs: x [*, DEPTH] as int32, two columns each.
     """
+    BLOCKS: tl.constexpr = DEPTH // 128
     thread = tl.arange(0, 4)
     token = tl.minimum(begin + tl.arange(0, TOKENS), tokens - 1)
     weights = weights[:, None] + thread[None, :] * 4
     inputs = inputs + thread[:, None] * 8 + token[None, :] * (DEPTH // 2)
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
-    for block in tl.range(0, DEPTH // 128, num_stages=1):
+    words = load_weights(weights)
+    for block in tl.range(0, BLOCKS, num_stages=1):
+        following = load_weights(weights + block * 32 + 16)
         value = tl.zeros((ROWS, TOKENS), tl.float32)
-        for half in tl.static_range(2):
-            words = load_weights(weights + (block * 2 + half) * 16)
-            for i in tl.static_range(2):
-                p, q, r, s = load_activations(inputs + (block * 2 + half) * 32 + 4 * i)
-                w = e4m3_operand(words[2 * i], words[2 * i + 1], ROWS)
-                value = dot(w, e4m3_tokens(p, q, r, s, TOKENS), value)
+        value = _fp8_half(value, words, inputs + block * 64, ROWS, TOKENS)
+        words = load_weights(weights + tl.minimum(block + 1, BLOCKS - 1) * 32)
+        value = _fp8_half(value, following, inputs + block * 64 + 32, ROWS, TOKENS)
         acc += value * (scale_value(tl.load(scales + block)) * DENSE_FACTOR)[:, None]
     return acc * DENSE_FACTOR
 
@@ -189,7 +200,8 @@ def _fp8_tile(
 @triton.jit
 def _input_pointers(x, row, depth, DEPTH: tl.constexpr, FP8: tl.constexpr):
     """Pointers to the first columns of rows of x [*, depth] bf16, as _fp4_turn or _scaled_product takes them."""
-    row = tl.maximum(row, 0)
+    # What is absent reads what is there: no further lines.
+    row = tl.where(row >= 0, row, tl.max(row, 0))
     if FP8:
         pointers = x.to(tl.pointer_type(tl.bfloat16)) + row[:, None] * depth + tl.arange(0, DEPTH)[None, :]
     else:
@@ -230,16 +242,20 @@ def _gate_up_kernel(
 
     The first shared_programs programs belong to the shared expert, whose activations follow those of all routes.
     """
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     TILES: tl.constexpr = 2 * INTERMEDIATE // ROWS
     program = tl.program_id(0)
+    tile = program % TILES
+    row = _gate_up_rows(tile, INTERMEDIATE, ROWS)
+    if PDL:
+        if program < shared_programs:
+            # The shared expert's weights do not depend on the launches before; its programs have the most to read.
+            for block in range(HIDDEN // 128):
+                prefetch_l2(shared_w13 + row * (HIDDEN // 4) + block * 32)
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     result = activations.to(tl.pointer_type(tl.bfloat16))
     column = tl.arange(0, ROWS // 2)
     if program < shared_programs:
-        tile = program
-        row = _gate_up_rows(tile, INTERMEDIATE, ROWS)
         weights = shared_w13 + row * (HIDDEN // 4)
         scales = shared_scale + row // 128 * (HIDDEN // 128)
         for begin in range(0, tokens, SHARED_TOKENS):
@@ -249,12 +265,11 @@ def _gate_up_kernel(
             place = (routes + token)[None, :] * INTERMEDIATE + (tile * (ROWS // 2) + column)[:, None]
             tl.store(result + place, to_bf16(value), mask=(token < tokens)[None, :])
         return
-    tile = (program - shared_programs) % TILES
+    # shared_programs is 0 or TILES.
     route = (program - shared_programs) // TILES
     expert, first, same, rank = _first_route(ids, route, routes, ROUTES)
     if not first:
         return
-    row = _gate_up_rows(tile, INTERMEDIATE, ROWS)
     scales = w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // GROUP)) + row[:, None] * (HIDDEN // GROUP)
     factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
     if GROUP == 16:
@@ -264,14 +279,13 @@ def _gate_up_kernel(
         weights += tl.arange(0, DEPTH // 2)[None, :]
         scales += tl.arange(0, DEPTH // 32)[None, :]
     else:
-        STEP: tl.constexpr = 128 // GROUP
         start = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 8)) + row * (HIDDEN // 8)
         weights = start[:, None] + tl.arange(0, 4)[None, :] * 4
         scales = scales.to(tl.pointer_type(tl.uint8)) + tl.arange(0, 4)[None, :] * (32 // GROUP)
     for begin in range(0, tl.sum(same.to(tl.int32)), TOKENS):
         member = _members(same, rank, begin, ROUTES, TOKENS)
         present = member >= 0
-        inputs = _input_pointers(x, member // top_k, HIDDEN, DEPTH, FP8)
+        inputs = _input_pointers(x, tl.where(present, member // top_k, -1), HIDDEN, DEPTH, FP8)
         acc = tl.zeros((ROWS, TOKENS), tl.float32)
         if FP8:
             for step in tl.range(0, HIDDEN // DEPTH, num_stages=STAGES):
@@ -286,16 +300,17 @@ def _gate_up_kernel(
                 )
         else:
             TURNS: tl.constexpr = HIDDEN // 128
+            STEP: tl.constexpr = 128 // GROUP
             words = load_weights(weights)
             for turn in tl.range(0, TURNS, 2, num_stages=1):
                 if AHEAD > 0:
+                    # A line is two turns.
                     prefetch_l2(start + tl.minimum(turn + 2 * AHEAD, TURNS - 2) * 16)
-                following = load_weights(weights + (turn + 1) * 16)
+                after = turn + 1
+                following = load_weights(weights + after * 16)
                 acc = _fp4_turn(acc, words, scales + turn * STEP, inputs + turn * 64, GROUP, ROWS, TOKENS)
                 words = load_weights(weights + tl.minimum(turn + 2, TURNS - 1) * 16)
-                acc = _fp4_turn(
-                    acc, following, scales + (turn + 1) * STEP, inputs + (turn + 1) * 64, GROUP, ROWS, TOKENS
-                )
+                acc = _fp4_turn(acc, following, scales + after * STEP, inputs + after * 64, GROUP, ROWS, TOKENS)
         value = _swiglu(acc * factor, limit, ROWS, TOKENS)
         place = member[None, :] * INTERMEDIATE + (tile * (ROWS // 2) + column)[:, None]
         tl.store(result + place, to_bf16(value), mask=present[None, :])
@@ -338,6 +353,10 @@ def _down_kernel(
     r = tl.arange(0, ROWS)
     if program < shared_programs:
         if PDL:
+            for block in range(BLOCKS):
+                line = shared_w2 + ((program * BLOCKS + block) * ROWS + r) * (INTERMEDIATE // 4)
+                for column in range(INTERMEDIATE // 128):
+                    prefetch_l2(line + column * 32)
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
         inputs = activations + routes * (INTERMEDIATE // 2)
@@ -356,7 +375,6 @@ def _down_kernel(
     # The ids were complete before the launch of gate and up began, whose activations are what must be waited for.
     expert, first, same, rank = _first_route(ids, route, routes, ROUTES)
     if not FP8:
-        STEP: tl.constexpr = 128 // GROUP
         TURNS: tl.constexpr = INTERMEDIATE // 128
         row_start = tile * BLOCKS * ROWS + r
         start = w2 + expert * (HIDDEN * (INTERMEDIATE // 8)) + row_start * (INTERMEDIATE // 8)
@@ -404,15 +422,14 @@ def _down_kernel(
                 place = member[None, :] * HIDDEN + row[:, None]
                 tl.store(products + place, acc * weight[None, :], mask=present[None, :])
         else:
+            STEP: tl.constexpr = 128 // GROUP
             words = load_weights(weights)
             for block in tl.range(0, BLOCKS, num_stages=1):
                 acc = tl.zeros((ROWS, TOKENS), tl.float32)
                 for turn in tl.static_range(TURNS):
-                    if turn + 1 < TURNS:
-                        following = load_weights(weights + block * (ROWS * (INTERMEDIATE // 8)) + (turn + 1) * 16)
-                    else:
-                        after = tl.minimum(block + 1, BLOCKS - 1)
-                        following = load_weights(weights + after * (ROWS * (INTERMEDIATE // 8)))
+                    # The turn after: of this block or, after its last, the first of the next.
+                    row_after = (block if turn + 1 < TURNS else tl.minimum(block + 1, BLOCKS - 1)) * ROWS
+                    following = load_weights(weights + row_after * (INTERMEDIATE // 8) + (turn + 1) % TURNS * 16)
                     acc = _fp4_turn(
                         acc,
                         words,
@@ -500,16 +517,17 @@ def plan(tokens: int, hidden: int, intermediate: int, fp8_activations: bool = Fa
         hidden, intermediate: columns of x and of an expert's activations.
         fp8_activations: as the op's.
     """
-    blocks = 8 if tokens > 8 else 4 if tokens > 2 else 1
-    while hidden % (64 * blocks):
-        blocks //= 2
     shared = 16 if tokens > 8 else 8
     if fp8_activations:
+        blocks = 8 if tokens > 8 else 4 if tokens > 2 else 1
+        while hidden % (64 * blocks):
+            blocks //= 2
         up = Cut(rows=64, warps=4, stages=4) if tokens > 2 else Cut(rows=32, warps=2, stages=4)
-        return Plan(up, Cut(rows=64, warps=4, blocks=blocks, depth=math.gcd(intermediate, 512), stages=2), shared_tokens=shared)
+        down = Cut(rows=64, warps=4, blocks=blocks, depth=math.gcd(intermediate, 512), stages=2)
+        return Plan(up, down, shared_tokens=shared)
     if tokens > 8:
-        return Plan(Cut(rows=64, warps=2, ahead=1), Cut(rows=64, warps=2, blocks=blocks, ahead=1), shared_tokens=shared)
-    return Plan(Cut(rows=32, warps=2, ahead=4), Cut(rows=64, warps=4, blocks=blocks, ahead=1), shared_tokens=shared)
+        return Plan(Cut(64, 2, ahead=1), Cut(64, 2, blocks=2, ahead=1, registers=128), shared_tokens=shared)
+    return Plan(Cut(32, 2, ahead=1), Cut(64, 2, ahead=1, registers=128), shared_tokens=shared)
 
 
 SUM_COLUMNS = 1024
@@ -606,7 +624,13 @@ def moe_fp4_small_batch(
     chosen = chosen or plan(tokens, hidden, intermediate, fp8_activations)
     routes = tokens * top_k
     rows = routes + tokens if shared else routes
-    _require_alignment(x=x, w13=w13, w2=w2, shared_w13=shared_w13, shared_w2=shared_w2)
+    _require_alignment(
+        x=x,
+        w13=w13,
+        w2=w2,
+        shared_w13=shared_w13,
+        shared_w2=shared_w2,
+    )
     activations = x.new_empty((rows, intermediate))
     products = torch.empty((rows, hidden), dtype=torch.float32, device=x.device)
     up, down = chosen.gate_up, chosen.down
