@@ -16,8 +16,8 @@ import triton.language as tl
 from sm120_kernels.interpret import INTERPRETED
 from sm120_kernels.unpack import e2m1_pairs, e4m3_pairs, halves
 
-# Neighbouring columns of a bf16 operand that Triton gives a thread where the operand is joined from parts: 3.6 counts the
-# parts as narrower than they are. A wrong guess costs time, not correctness.
+# Neighbouring columns of a bf16 operand that Triton gives a thread where the operand is joined from parts: 3.6 counts
+# the parts as narrower than they are. A wrong guess costs time, not correctness.
 _NEIGHBOURS = tl.constexpr(4 if triton.__version__ < "3.7" else 2)
 
 _WEIGHTS = tl.constexpr("ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];")
@@ -74,10 +74,7 @@ def _weight_operand(a, b, c, d, e, f, g, h, ROWS: tl.constexpr):
     """[ROWS, 32] of eight [ROWS, 4]: the halves of pairs 0 to 3."""
     value = tl.join(tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h)))
     # Dimensions: row, thread of the four, half, low and high bit of the pair.
-    if _NEIGHBOURS == 4:
-        value = value.permute(0, 4, 1, 3, 2)
-    else:
-        value = value.permute(0, 4, 3, 1, 2)
+    value = value.permute(0, 4, 1, 3, 2) if _NEIGHBOURS == 4 else value.permute(0, 4, 3, 1, 2)
     return value.reshape(ROWS, 32)
 
 
@@ -85,10 +82,7 @@ def _weight_operand(a, b, c, d, e, f, g, h, ROWS: tl.constexpr):
 def _token_operand(a, b, c, d, e, f, g, h, TOKENS: tl.constexpr):
     """[32, TOKENS] of eight [4, TOKENS], in the order of _weight_operand."""
     value = tl.join(tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h)))
-    if _NEIGHBOURS == 4:
-        value = value.permute(4, 0, 3, 2, 1)
-    else:
-        value = value.permute(4, 3, 0, 2, 1)
+    value = value.permute(4, 0, 3, 2, 1) if _NEIGHBOURS == 4 else value.permute(4, 3, 0, 2, 1)
     return value.reshape(32, TOKENS)
 
 
@@ -101,7 +95,7 @@ def e2m1_operand(word, factor, ROWS: tl.constexpr):
 
 @triton.jit
 def e2m1_tokens(p, q, r, s, TOKENS: tl.constexpr):
-    """x [32, TOKENS] in the column order of `e2m1_operand`; p, q, r, s [4, TOKENS] int32 are the eight columns' pairs."""
+    """x [32, TOKENS] in the column order of `e2m1_operand`; p, q, r, s [4, TOKENS] int32 hold eight columns."""
     a, e = halves(p)
     c, g = halves(q)
     b, f = halves(r)
@@ -125,4 +119,3 @@ def e4m3_tokens(p, q, r, s, TOKENS: tl.constexpr):
     e, g = halves(r)
     f, h = halves(s)
     return _token_operand(a, b, c, d, e, f, g, h, TOKENS)
-

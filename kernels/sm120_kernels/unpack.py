@@ -12,28 +12,7 @@ from sm120_kernels.interpret import INTERPRETED
 
 # E2M1 in bf16 is the value times 2 ** -126, in e4m3 times 2 ** -6; e4m3 in bf16 is the value times 2 ** -120.
 
-# $4 holds bytes b3 b2 b1 b0; results, two values each: low halves of b0, b1 and of b2, b3, then the high halves.
-_E2M1_TO_BF16 = tl.constexpr("""
-{
-.reg .b32 p, q, t;
-prmt.b32 p, $4, $4, 0x1100;
-prmt.b32 q, $4, $4, 0x3322;
-shl.b32 t, p, 6;
-and.b32 t, t, 0x01C001C0;
-shl.b32 $0, p, 12;
-lop3.b32 $0, $0, 0x80008000, t, 0xEA;
-shl.b32 t, q, 6;
-and.b32 t, t, 0x01C001C0;
-shl.b32 $1, q, 12;
-lop3.b32 $1, $1, 0x80008000, t, 0xEA;
-shr.u32 t, p, 6;
-and.b32 t, t, 0x01C001C0;
-lop3.b32 $2, p, 0x80008000, t, 0xEA;
-shr.u32 t, q, 6;
-and.b32 t, t, 0x01C001C0;
-lop3.b32 $3, q, 0x80008000, t, 0xEA;
-}
-""")
+# $2 holds bytes b3 b2 b1 b0; results: their low halves, then their high halves.
 _E2M1_TO_E4M3 = tl.constexpr("""
 {
 .reg .b32 t;
@@ -46,8 +25,8 @@ and.b32 t, t, 0x1C1C1C1C;
 lop3.b32 $1, $2, 0x80808080, t, 0xEA;
 }
 """)
-# $4 holds eight codes, $5 a bf16 factor twice; results: codes p and p + 4 times the factor, for p = 0 to 3. A multiplication
-# puts sign and magnitude in place at once; adding -0 keeps the sign of a zero (sm_80 has no product alone).
+# $4 holds eight codes, $5 a bf16 factor twice; results: codes p and p + 4 times the factor, for p = 0 to 3. A
+# multiplication puts sign and magnitude in place at once; adding -0 keeps a zero's sign (sm_80 has no product alone).
 _E2M1_PAIRS = tl.constexpr("""
 {
 .reg .b32 t, z;
@@ -84,33 +63,6 @@ and.b32 t, t, 0x07F007F0;
 lop3.b32 $1, $2, 0x80008000, t, 0xEA;
 }
 """)
-_E4M3_TO_BF16 = tl.constexpr("""
-{
-.reg .b32 p, t;
-prmt.b32 p, $2, 0, 0x1404;
-shr.u32 t, p, 4;
-and.b32 t, t, 0x07F007F0;
-lop3.b32 $0, p, 0x80008000, t, 0xEA;
-prmt.b32 p, $2, 0, 0x3424;
-shr.u32 t, p, 4;
-and.b32 t, t, 0x07F007F0;
-lop3.b32 $1, p, 0x80008000, t, 0xEA;
-}
-""")
-
-
-@triton.jit
-def e2m1_to_bf16(packed):
-    """Low and high halves of uint8 `packed`, each of its shape, times 2 ** -126."""
-    if INTERPRETED:
-        code = packed.to(tl.int32)
-        low = _fp32(((code & 8) << 12) | ((code & 7) << 6))
-        high = _fp32(((code & 0x80) << 8) | ((code & 0x70) << 2))
-    else:
-        low, high = tl.inline_asm_elementwise(
-            _E2M1_TO_BF16, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-        )
-    return low, high
 
 
 @triton.jit
@@ -121,7 +73,10 @@ def _e2m1(code):
 
 @triton.jit
 def e2m1_pairs(word, factor):
-    """Codes 0, 4, 1, 5, 2, 6, 3, 7 of int32 `word`, low bits first, times 2 ** -126 and a factor (`two_powers`, `two_e4m3`)."""
+    """Codes 0, 4, 1, 5, 2, 6, 3, 7 of int32 `word`, low bits first, times 2 ** -126 and a factor.
+
+    The factor is what `two_powers` or `two_e4m3` gives.
+    """
     if INTERPRETED:
         a = _e2m1(word) * factor
         b = _e2m1(word >> 16) * factor
@@ -173,11 +128,7 @@ def _e4m3(code):
 @triton.jit
 def two_powers(exponent):
     """2 ** (exponent - 127) for int32 exponents 1 to 254, as `e2m1_pairs` takes its factor."""
-    if INTERPRETED:
-        value = (exponent << 23).to(tl.float32, bitcast=True)
-    else:
-        value = exponent * 0x00800080
-    return value
+    return (exponent << 23).to(tl.float32, bitcast=True) if INTERPRETED else exponent * 0x00800080
 
 
 @triton.jit
@@ -207,30 +158,8 @@ def e2m1_to_e4m3(packed):
 
 
 @triton.jit
-def e4m3_to_bf16(values):
-    """e4m3 `values` times 2 ** -120."""
-    code = values.to(tl.uint8, bitcast=True)
-    if INTERPRETED:
-        code = code.to(tl.int32)
-        result = _fp32(((code & 0x80) << 8) | ((code & 0x7F) << 4))
-    else:
-        result = tl.inline_asm_elementwise(_E4M3_TO_BF16, "=r,=r,r", [code], dtype=tl.bfloat16, is_pure=True, pack=4)
-    return result
-
-
-@triton.jit
 def _fp32(bf16_bits):
     return (bf16_bits << 16).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def power_of_two(exponent):
-    """2 ** (exponent - 127) for int32 exponents 1 to 254."""
-    if INTERPRETED:
-        value = (exponent << 23).to(tl.float32, bitcast=True)
-    else:
-        value = (exponent << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    return value
 
 
 @triton.jit

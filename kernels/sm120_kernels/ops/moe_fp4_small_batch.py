@@ -378,11 +378,11 @@ def _down_kernel(
         TURNS: tl.constexpr = INTERMEDIATE // 128
         row_start = tile * BLOCKS * ROWS + r
         start = w2 + expert * (HIDDEN * (INTERMEDIATE // 8)) + row_start * (INTERMEDIATE // 8)
-        if PDL and AHEAD > 0 and TURNS % 2 == 0:
-            # Weights do not depend on the launch before; a line is two turns.
-            if first:
-                for pair in tl.static_range(TURNS // 2):
-                    prefetch_l2(start + pair * 32)
+        # Weights do not depend on the launch before; a line is two turns.
+        LINES: tl.constexpr = TURNS // 2 if PDL and AHEAD > 0 else 0
+        if first:
+            for line in tl.static_range(LINES):
+                prefetch_l2(start + line * 32)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -585,8 +585,8 @@ def moe_fp4_small_batch(
         y, bfloat16 [tokens, H].
 
     Raises:
-        ValueError: a wrong dtype, shape, stride, alignment or device, scales that do not go together; with check, an id out of
-            range.
+        ValueError: a wrong dtype, shape, stride, alignment or device, scales that do not go together; with check, an id
+            out of range.
 
     Source: SGLang 0.5.23, `cast_e2m1fn_to_e4m3fn` (FP4 packing), `silu_and_mul_masked_post_quant.cuh` (clamped SwiGLU),
     `DeepseekV2MoE` (shared expert, its clamp); the limit of 10 is the checkpoint's `swiglu_limit`.
@@ -795,7 +795,9 @@ def _require_alignment(**tensors: torch.Tensor | None) -> None:
     """Refuse tensors that do not begin at a multiple of 16 bytes: the kernels read 16 at once."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.data_ptr() % 16:
-            raise ValueError(f"{name} must begin at a multiple of 16 bytes, it begins {tensor.data_ptr() % 16} after one")
+            raise ValueError(
+                f"{name} must begin at a multiple of 16 bytes, it begins {tensor.data_ptr() % 16} after one"
+            )
 
 
 def _check_ids(topk_ids: torch.Tensor, experts: int) -> None:
