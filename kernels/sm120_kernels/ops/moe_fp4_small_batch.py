@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import has_dependent_launch, require, require_block_scale, require_device
+from sm120_kernels.checks import capability, has_dependent_launch, require, require_block_scale, require_device
 from sm120_kernels.fragments import (
     e2m1_operand,
     e2m1_tokens,
@@ -487,7 +487,7 @@ class Cut:
         warps: of a program.
         ahead: pairs of turns of 128 columns by which weights are asked into the L2 cache ahead of their loads; 0: not.
         depth, stages: columns a turn and pipeline stages, with FP8 activations.
-        registers: the most a thread may use, None for the compiler's choice.
+        registers: the most a thread may use on Hopper, where that was swept; None, and elsewhere: the compiler's choice.
     """
 
     rows: int
@@ -634,6 +634,7 @@ def moe_fp4_small_batch(
     activations = x.new_empty((rows, intermediate))
     products = torch.empty((rows, hidden), dtype=torch.float32, device=x.device)
     up, down = chosen.gate_up, chosen.down
+    hopper = capability(x.device)[0] == 9
     pdl = has_dependent_launch(x.device)
     constants = {
         "HIDDEN": hidden,
@@ -672,7 +673,7 @@ def moe_fp4_small_batch(
         AHEAD=up.ahead,
         num_warps=up.warps,
         num_stages=up.stages,
-        maxnreg=up.registers,
+        maxnreg=up.registers if hopper else None,
         **constants,
         **launch,
     )
@@ -697,7 +698,7 @@ def moe_fp4_small_batch(
         AHEAD=down.ahead,
         num_warps=down.warps,
         num_stages=down.stages,
-        maxnreg=down.registers,
+        maxnreg=down.registers if hopper else None,
         **constants,
         **launch,
     )
@@ -858,7 +859,7 @@ def compile_cases() -> Iterator[CompileCase]:
                     num_warps=cut.warps,
                     num_stages=cut.stages,
                     uses_mma=True,
-                    options={"launch_pdl": True, "maxnreg": cut.registers},
+                    options={"launch_pdl": True},
                 )
     yield CompileCase(
         op="moe_fp4_small_batch",
