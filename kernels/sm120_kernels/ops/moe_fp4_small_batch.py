@@ -487,7 +487,7 @@ class Cut:
         warps: of a program.
         ahead: pairs of turns of 128 columns by which weights are asked into the L2 cache ahead of their loads; 0: not.
         depth, stages: columns a turn and pipeline stages, with FP8 activations.
-        registers: the most a thread may use on Hopper, where that was swept; None, and elsewhere: the compiler's choice.
+        registers: the most a thread may use on Hopper, where that was swept; None and elsewhere the compiler's choice.
     """
 
     rows: int
