@@ -11,7 +11,7 @@ from deploy.plan.simulate import Load, Seen, simulate
 Profile = Literal["pd", "replicas"]
 BISECTIONS = 9
 LEAST_REQUESTS, MOST_REQUESTS = 1500, 150_000
-LIFETIMES, FLEET_LIFETIMES = 8.0, 6.0
+LIFETIMES, FLEET_LIFETIMES = 8.0, 4.0
 """Simulated time, in lives of a request from arrival to its last token, at the least: of one host, of all."""
 GROWING = 0.03
 """Share of the arrivals that stay in the system: above, the queue grows without end; below, it is chance."""

@@ -18,7 +18,7 @@ import simpy
 
 from deploy.plan.service import Service
 
-WARM_SHARE = 0.2
+WARM_SHARE = 0.3
 """Of the simulated time, before anything is counted: the queues fill first."""
 
 

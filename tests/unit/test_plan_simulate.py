@@ -11,7 +11,7 @@ from deploy.gap.measured import Measured
 from deploy.gap.model import Setting, decode_step
 from deploy.plan.capacity import Limits, Option, host_rate, meets, plan
 from deploy.plan.service import Service
-from deploy.plan.simulate import Load, simulate
+from deploy.plan.simulate import WARM_SHARE, Load, simulate
 
 PLAIN = Setting(RTX_PRO_6000, all_reduce="ipc")
 
@@ -40,7 +40,8 @@ def test_prompts_wait_as_in_an_m_d_1_queue(utilisation: float) -> None:
     # Mean wait of M/D/1: rho / (2 (1 - rho)) services (Pollaczek and Khinchine).
     seen = simulate(fixed(1.0, 0.0), Load(utilisation, 200_000), 1, apart=True)
     expected = 1 + utilisation / (2 * (1 - utilisation))
-    assert float(seen.ttft.mean()) == pytest.approx(expected, rel=0.05)
+    # Waits of neighbours are alike: at 0.85 the mean of 140,000 of them is only so exact.
+    assert float(seen.ttft.mean()) == pytest.approx(expected, rel=0.08)
     assert seen.reading == pytest.approx(utilisation, rel=0.03)
 
 
@@ -123,7 +124,7 @@ def test_a_measured_step_counts_where_it_was_measured_and_is_carried_on_between(
 def test_a_thousand_hosts_are_simulated() -> None:
     seen = simulate(service(), Load(4000.0, 25), 1000, apart=True)
     one = simulate(service(), Load(4.0, 2500), 1, apart=True)
-    assert seen.arrived == pytest.approx(4000 * 20, rel=0.05)
+    assert seen.arrived == pytest.approx(4000 * 25 * (1 - WARM_SHARE), rel=0.05)
     # A thousand hosts of random arrivals are a thousand times one host.
     assert seen.percentile("tpot", 50) == pytest.approx(one.percentile("tpot", 50), rel=0.1)
     assert float(seen.ttft.mean()) == pytest.approx(float(one.ttft.mean()), rel=0.1)
