@@ -44,7 +44,7 @@ RUN --mount=type=tmpfs,target=/tmp --mount=type=bind,source=tools,target=/tmp/to
     --mount=type=cache,id=deepseek-v4-flash-sm120-wheels,target=/tmp/wheels \
     sh /tmp/tools/install_wheels.sh
 
-# ---- modules: what SGLang and FlashInfer would compile with nvcc at first start, for sm_120. Below the patches, which
+# ---- modules: what SGLang itself would compile with nvcc at its first start, for sm_120. Below the patches, which
 # touch none of its sources
 FROM engine AS modules
 ARG SOURCE_DATE_EPOCH
@@ -56,7 +56,7 @@ RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=modul
     # Names that a linker asks for and CUDA's wheels lack; the driver's library itself is only there at run time.
     mkdir /opt/cuda-link; ln -s "$CUDA_HOME/lib/libcudart.so.13" /opt/cuda-link/libcudart.so; \
     gcc -shared -nostdlib -Wl,-soname,libcuda.so.1 -o /opt/cuda-link/libcuda.so -x c /dev/null; \
-    python -W ignore /tmp/modules/bake_modules.py sglang /opt/baked/sglang-jit; \
+    python -W ignore /tmp/modules/bake_modules.py /opt/baked/sglang-jit; \
     find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 
 # ---- patched: the textual changes to SGLang

@@ -1,11 +1,10 @@
-"""Compiles, in the image build and without a GPU, what SGLang and FlashInfer would compile with nvcc at first start.
+"""Compiles, in the image build and without a GPU, what SGLang itself would compile with nvcc at its first start.
 
-Usage: python bake_modules.py sglang FOLDER
-       python bake_modules.py flashinfer
+Usage: python bake_modules.py FOLDER
 
-SGLang's modules go to FOLDER, laid out as its cache, whose keys hold contents and no host; the engine's
-entry point links them into the cache. FlashInfer's go to where it looks for modules that came with it. Both get the
-flags that a 12.0 GPU gets (nvcc 13 compiles for sm_120f then: the family-specific code of sm_120).
+They go to FOLDER, laid out as SGLang's cache, whose keys hold contents and no host; the engine's entry point links
+them into the cache. They get the flags that a 12.0 GPU gets (nvcc 13 compiles for sm_120f then: the family-specific
+code of sm_120).
 
 nvcc names what has internal linkage after a random number, hence a fixed seed, and files after its process, hence no
 symbol table. `ninja` runs as many compilers as there are processors, which changes no byte.
@@ -129,31 +128,17 @@ def bake_sglang(target: Path, jobs: int) -> None:
         keep(library, place)
 
 
-def bake_flashinfer() -> None:
-    """Build FlashInfer's modules into the package."""
-    environment: Any = importlib.import_module("flashinfer.jit.env")
-    made: Any = importlib.import_module("flashinfer.jit.mla").gen_sparse_mla_sm120_module()
-    say(f"{made.name}: {timed(made.build):.1f} s")
-    place = environment.FLASHINFER_AOT_DIR / made.name
-    place.mkdir(parents=True)
-    keep(made.jit_library_path, place)
-
-
 def main() -> None:
-    """Bake what the command line names."""
+    """Bake into the folder that the command line names."""
     with tempfile.TemporaryDirectory() as folder:
-        # Before anything is imported: FlashInfer looks at them but once.
+        # Before anything is imported, FlashInfer for one looks at its own but once.
         os.environ |= {
             "NVCC_APPEND_FLAGS": SEED,
             "SGLANG_JIT_CACHE_DIR": f"{folder}/sglang",
             "FLASHINFER_WORKSPACE_BASE": folder,
-            "FLASHINFER_CUDA_ARCH_LIST": "{}.{}f".format(*CAPABILITY),
         }
         stand_in_driver(Path(folder))
-        if sys.argv[1] == "sglang":
-            bake_sglang(Path(sys.argv[2]), min(os.cpu_count() or 1, MOST_JOBS))
-        else:
-            bake_flashinfer()
+        bake_sglang(Path(sys.argv[1]), min(os.cpu_count() or 1, MOST_JOBS))
 
 
 if __name__ == "__main__":

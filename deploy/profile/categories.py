@@ -77,7 +77,7 @@ PATTERNS: tuple[tuple[Category, str], ...] = (
         "glue",
         r"norm|rope|rotary|elementwise|vectorized|quant|cast|copy|memcpy|memset|fill|silu|swiglu|act_and_mul|sigmoid"
         r"|softmax|embedding|gather|scatter|index|reduce|cat(array|_|$)|concat|arange|clamp|residual|add|mul|store|sampl"
-        r"|argmax|aten::|unrolled|cumsum|scan",
+        r"|argmax|aten::|^detach_?$|unrolled|cumsum|scan",
     ),
 )
 _COMPILED: tuple[tuple[Category, re.Pattern[str]], ...] = tuple(

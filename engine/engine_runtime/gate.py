@@ -483,7 +483,8 @@ async def serve(gate: Gate, host: str, port: int) -> int:
         loop.add_signal_handler(number, stop.set)
     tasks: set[asyncio.Task[Any]] = set()
     loop.add_signal_handler(signal.SIGHUP, lambda: tasks.add(asyncio.ensure_future(gate.replace_router())))
-    connector = aiohttp.TCPConnector(limit=0)
+    # A kept connection may be one to the router of before.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
     async with (
         aiohttp.ClientSession(connector=connector, timeout=limits, auto_decompress=False) as gate.session,

@@ -17,10 +17,14 @@ from conftest import API_KEY, READY_PATIENCE_SECONDS, ROOT, Project, docker, fre
 
 from deploy.doctor.finding import Needs
 from deploy.host.probe_host import LocalMachine, probe
+from deploy.profile.summary import summarise
+from deploy.profile.trace import read
 from deploy.report.verb import report
+from deploy.stack import profiling
 from deploy.stack.compose import Stack, running_stack
 from deploy.stack.counters import crossing, parse_counters
 from deploy.stack.state import State
+from deploy.stack.status import running_endpoint
 from deploy.stack.transport import bytes_sent, describe, remote_writes
 from deploy.status.live import Live
 
@@ -265,6 +269,40 @@ def test_the_live_view_follows_the_engines(stack: Stack, router: str) -> None:
     assert set(views) == set(ENGINES)
     for view in views.values():
         assert view.engine and view.engine.tokens > 0 and (view.tokens_per_second or 0) > 0
+
+
+@pytest.mark.parametrize(("role", "stage"), [("decode", "decode"), ("prefill", "prefill")])
+def test_the_next_steps_of_an_engine_are_recorded_and_nothing_is_left_in_it(
+    stack: Stack, project: Project, router: str, tmp_path: Path, role: str, stage: str
+) -> None:
+    target = running_endpoint(stack, tuple(stack.roles()))
+    assert target is not None
+    (file,) = profiling.capture(stack, role, tmp_path / "traces", steps=3, seconds=120, load=2, target=target)
+    found = summarise(read(file), layers=1)
+    assert found.device == "CPU" and found.stage == stage and found.steps >= 3
+    parts = found.step.by_category
+    assert {"linear", "glue"} <= set(parts)
+    assert "other" not in parts or parts["other"].seconds < 0.01 * found.step.seconds
+    assert project.execute(role, "ls", "/var/cache/engine/profiles").strip() == ""
+    # It serves as before.
+    assert answer(router, PROMPTS[1])
+
+
+def test_when_the_time_is_over_what_came_is_recorded_and_that_is_said(
+    stack: Stack, project: Project, router: str, tmp_path: Path
+) -> None:
+    assert answer(router, PROMPTS[1])
+    said: list[str] = []
+    (file,) = profiling.capture(stack, "decode", tmp_path, steps=1000, seconds=5, say=said.append)
+    assert any("before 1000 steps" in line for line in said)
+    # A health probe may have brought a step.
+    try:
+        assert summarise(read(file), layers=1).steps < 10
+    except ValueError as error:
+        assert "nothing ran" in str(error) or "neither" in str(error) or "no operators" in str(error)
+    assert project.execute("decode", "ls", "/var/cache/engine/profiles").strip() == ""
+    with pytest.raises(profiling.CaptureFailed, match="there is no engine-2"):
+        profiling.capture(stack, "engine-2", tmp_path, steps=1, seconds=5)
 
 
 def test_a_bug_report_has_the_logs_of_all_roles_and_no_key(

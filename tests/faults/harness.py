@@ -107,7 +107,7 @@ def load(
     file.write_text(json.dumps(dict(answers)))
     command = [sys.executable, "-m", "locust", "-f", str(HERE / "load.py"), "--headless", "--host", url]
     process = subprocess.Popen(
-        [*command, "-u", str(users), "-r", str(users), "--json", "--stop-timeout", "60", "--loglevel", "ERROR"],
+        [*command, "-u", str(users), "-r", str(users), "--json", "--stop-timeout", "60", "--loglevel", "WARNING"],
         env=os.environ | {"EXPECTED_ANSWERS": str(file), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -8,11 +8,12 @@ client does on its own; the default is never.
 import json
 import os
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from locust import HttpUser, constant, task
+from locust import HttpUser, constant, events, task
 
 ANSWERS: dict[str, str] = json.loads(Path(os.environ["EXPECTED_ANSWERS"]).read_text())
 TOKENS = int(os.environ.get("ANSWER_TOKENS", "20"))
@@ -22,6 +23,12 @@ ABORTS = float(os.environ.get("ABORTS", "0"))
 STOP_AFTER = int(os.environ.get("STOP_AFTER", "0"))
 PATH = "/v1/chat/completions"
 sent = 0
+
+
+@events.request.add_listener  # pyright: ignore
+def say_why(exception: Exception | None = None, **_: Any) -> None:
+    if exception:
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {exception}\n")
 
 
 class Asker(HttpUser):

@@ -1,4 +1,4 @@
-"""Half an hour of load with aborts on real engines: what they answer and hold at the end is what it was at the start."""
+"""Load with aborts on real engines for long: what they answer and hold at the end is what it was at the start."""
 
 import os
 import time

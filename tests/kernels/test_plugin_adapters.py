@@ -527,6 +527,8 @@ def store(ratio: int, lengths: list[int], monkeypatch: pytest.MonkeyPatch, mode:
     backend = Thing(
         token_to_kv_pool=pool,
         enable_deepseek_v4_fp4_indexer=False,
+        # Every backend has one, on or off.
+        online_c128_mtp=Thing(enabled=lambda: False),
         get_swa_out_cache_loc=lambda batch: call["window_slots"],
         _get_paged_compress_metadata=plans.__getitem__,
         _get_out_loc=slots.__getitem__,
@@ -605,7 +607,7 @@ def test_the_compressors_weights_are_put_together_and_held_once(monkeypatch: pyt
     assert len({part.untyped_storage().data_ptr() for part in parts}) == 1
 
 
-@pytest.mark.parametrize("reason", ["prefill", "overlapped streams", "fp4 indexer", "bf16 state"])
+@pytest.mark.parametrize("reason", ["prefill", "overlapped streams", "fp4 indexer", "bf16 state", "online"])
 def test_compressors_that_cannot_go_along_keep_their_turn(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = store(4, [8, 5], monkeypatch, mode="EXTEND" if reason == "prefill" else "DECODE")
     if reason == "overlapped streams":
@@ -617,6 +619,8 @@ def test_compressors_that_cannot_go_along_keep_their_turn(reason: str, monkeypat
         given.backend.enable_deepseek_v4_fp4_indexer = True
     if reason == "bf16 state":
         given.modules[0].state = given.modules[0].state.bfloat16()
+    if reason == "online":
+        given.backend.online_c128_mtp = Thing(enabled=lambda: True)
     states = [module.state.clone() for module in given.modules]
     hooks.Replacement(hook_of("StoreAttentionInputs"), (), checked=False)(never, *given.args, **given.kwargs)
     assert all(torch.equal(module.state, state) for module, state in zip(given.modules, states, strict=True))

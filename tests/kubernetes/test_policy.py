@@ -33,7 +33,7 @@ def scan(folder: Path) -> dict[str, Any]:
         [CHECKOV, "--directory", folder, "--framework", "kubernetes", "--output", "json", "--quiet", "--skip-download"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
     )
     return json.loads(done.stdout)
 

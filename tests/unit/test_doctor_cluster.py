@@ -278,6 +278,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([str(deploy), "doctor", *arguments], capture_output=True, text=True, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_the_verb_reads_saved_nodes_and_ends_with_3_on_an_error(tmp_path: Path) -> None:
     file = tmp_path / "nodes.json"
     file.write_text(listing(*healthy()))

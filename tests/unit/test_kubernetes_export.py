@@ -1,13 +1,16 @@
 """What an export writes, held against the compose files: no schema and no cluster needed."""
 
+import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from fleets import IMAGE, MODEL, TOML, cluster, compose, files, needs_compose, roles
+from fleets import IMAGE, MODEL, ROOT, TOML, cluster, compose, files, needs_compose, roles
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +21,7 @@ from deploy.kubernetes.roles import read_roles, seconds, size
 from deploy.lock.model import HostLock, Lock
 from deploy.stack.roles import locked_roles
 
-pytestmark = needs_compose
+pytestmark = [needs_compose, pytest.mark.slow]
 FLEETS = tuple(TOML)
 
 
@@ -216,3 +219,59 @@ def test_a_write_that_fails_leaves_the_former_export_as_it_was(tmp_path: Path) -
         write(folder, {"a": "2", "a/b": "3"}, Lock())
     assert (folder / "a").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["fleet"]
+
+
+def test_there_are_as_many_routers_as_the_engines_decode_requests_at_once() -> None:
+    def routers(name: str, replicas: int) -> int:
+        text = files(name, replicas=replicas)["base/router.yaml"]
+        return next(item["spec"]["replicas"] for item in yaml.safe_load_all(text) if item["kind"] == "Deployment")
+
+    # 256 requests in flight a router; 64 a pair, 32 as `tuned` has it, 64 for each of two engines.
+    assert [routers("pd", count) for count in (1, 8, 9, 100)] == [2, 2, 3, 25]
+    assert routers("tuned", 100) == 13
+    assert routers("replicas", 100) == 50
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    deploy = Path(sys.executable).parent / "deploy"
+    return subprocess.run([str(deploy), "export", *arguments], capture_output=True, text=True, cwd=ROOT)
+
+
+def test_the_verb_writes_manifests_and_says_how_to_apply_them(tmp_path: Path) -> None:
+    folder = tmp_path / "fleet"
+    done = run("kubernetes", str(folder), "--image", IMAGE, "--namespace", "two", "-n", "3")
+    assert done.returncode == 0, done.stderr
+    assert f"{folder}/overlays/device-plugin" in done.stdout.split()
+    assert f"kubectl apply -k {folder}/overlays/device-plugin" in done.stderr
+    engines = yaml.safe_load((folder / "base/engines.yaml").read_text())
+    assert (engines["metadata"]["namespace"], engines["spec"]["replicas"]) == ("two", 3)
+    again = json.loads(run("kubernetes", str(folder), "--image", IMAGE, "--json").stdout)
+    assert again["previous"] == f"{folder}.previous"
+    assert again["change"].endswith("as before")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--image", "registry.lan/image:tag"], 1, "not an image by digest"),
+        (["--image", IMAGE, "--namespace", "Not_A_Name"], 2, "lower-case"),
+        (["--image", IMAGE, "--replicas", "0"], 2, "replicas"),
+        (["--image", IMAGE, "--model-folder", "model"], 1, "not an absolute path"),
+        (["--image", IMAGE, "--profile", "replicas"], 2, "replica"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_and_writes_nothing(
+    tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    done = run("kubernetes", str(tmp_path / "fleet"), *arguments)
+    assert (done.returncode, message in done.stderr, "Traceback" in done.stderr) == (code, True, False), done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("form", [[], ["image"]])
+def test_a_file_as_first_word_is_still_the_archive(tmp_path: Path, form: list[str]) -> None:
+    # Neither form gets as far as Docker here: the help of the verb that takes the word says which it is.
+    done = run(*form, str(tmp_path / "no" / "image.tar"), "--help")
+    assert done.returncode == 0
+    assert "OCI archive" in done.stdout
+    assert "kubernetes" in run("--help").stdout

@@ -46,6 +46,7 @@ KERNELS = Path(sm120_kernels.__file__).parent
         ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
         ("aten::index_put_", "glue"),
         ("aten::rsqrt", "glue"),
+        ("detach_", "glue"),
         ("c10d::allreduce_", "all-reduce"),
         ("a_kernel_nobody_has_seen_yet_zzz", "other"),
     ],

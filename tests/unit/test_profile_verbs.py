@@ -12,7 +12,8 @@ from deploy.profile.summary import Summary, summarise
 from deploy.profile.trace import UnreadableTrace, read
 
 RUNNER = CliRunner()
-# Three decode steps of four requests on the CPU stack's decode engine: see the README beside it.
+# Recorded on the CPU stack: `deploy profile decode --steps 3`, four requests in flight sent to decode alone (SGLang
+# fakes the transfer of their KV cache then); two shared x86-64 cores, 2026-11-30.
 CPU_STACK = Path(__file__).parent / "data" / "traces" / "cpu-stack-decode.trace.json.gz"
 CPU_LAYERS = 2
 

@@ -19,6 +19,7 @@ rates = st.floats(0.5, 200).map(lambda value: value * GIGABIT)
 networks = st.builds(Network, origin=rates, cache=rates, host=rates)
 
 
+@pytest.mark.slow
 @given(st.floats(1e6, 1e12), st.integers(1, 24), networks, st.sampled_from(WAYS), st.integers(0, 5))
 @settings(max_examples=25)
 def test_no_host_is_faster_than_its_line_and_nothing_leaves_the_origin_faster_than_its_own(
@@ -40,6 +41,7 @@ def test_a_narrow_origin_alone_is_shared_without_loss(hosts: int) -> None:
     assert last == pytest.approx(hosts * 64, rel=0.05)
 
 
+@pytest.mark.slow
 def test_peers_make_the_time_nearly_independent_of_the_number_of_hosts() -> None:
     network = Network(origin=10 * GIGABIT, cache=25 * GIGABIT, host=25 * GIGABIT)
     few, many = (spread(160e9, hosts, network, "peers")[-1] for hosts in (4, 200))
@@ -80,6 +82,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([str(deploy), "scale", *arguments], capture_output=True, text=True, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_the_verb_prints_a_table_or_json_and_refuses_what_is_no_number_of_hosts() -> None:
     done = run("--hosts", "2,3", "--json")
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 The containers are a file that a stand-in for Docker writes; everything else is the controller's own.
 """
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -143,8 +144,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path, monkeypatch)
 
 
-def cut(at: int, body: Callable[[], object]) -> bool:
-    """Run a body in a process of its own that dies at its `at`-th operation on the disk; False if it ended before."""
+def cut(at: int, body: Callable[[], object], *, full: bool = False) -> bool:
+    """Run a body in a process of its own that dies at its `at`-th operation on the disk; False if it ended before.
+
+    Args:
+        full: from then on the disk is full instead, for this process: it may still remove, and say what it wants.
+    """
     child = os.fork()
     if not child:
         left = [at]
@@ -152,13 +157,18 @@ def cut(at: int, body: Callable[[], object]) -> bool:
         def dying(operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
             left[0] -= 1
             if left[0] < 0:
-                os._exit(CUT)
+                if not full:
+                    os._exit(CUT)
+                if operation.__name__ not in ("unlink", "rmdir"):
+                    raise OSError(errno.ENOSPC, "No space left on device")
             return operation(*arguments, **options)
 
         for name in OPERATIONS:
             setattr(os, name, partial(dying, getattr(os, name)))
         try:
             body()
+        except (OSError, DeployError):
+            os._exit(CUT if full else 1)
         except BaseException:
             os._exit(1)
         os._exit(0)
@@ -200,6 +210,26 @@ def test_cut_off_at_any_operation_the_next_command_finds_old_or_new_and_heals(
     assert at >= 5
     after = {"first up": 1, "up": 4, "rollback": 1, "prune": 3}[verb]
     assert outcomes == {before, after}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["up", "rollback"])
+def test_a_disk_that_is_full_from_any_operation_on_leaves_old_or_new_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    outcomes: set[int | None] = set()
+    for at in range(200):
+        world = World(tmp_path / str(at), monkeypatch)
+        world.up("one")
+        world.up("two")
+        body = partial(world.up, "three") if verb == "up" else partial(world.rollback, 1)
+        failed = cut(at, body, full=True)
+        world.heal()
+        world.whole()
+        outcomes.add(generations.current_number(world.state))
+        if not failed:
+            break
+    assert outcomes == {2, 3 if verb == "up" else 1}
 
 
 @pytest.mark.slow

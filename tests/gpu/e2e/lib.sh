@@ -9,4 +9,6 @@ run() { python3 run.py "$@"; }
 keep() { tar cf - ./*.json ./*.log 2> /dev/null | xz -1 > "$results/$1.txz"; }
 # Decode as on sm_120: routes of the test's plug-in, and SGLang's own switch for the indexer.
 sm120="--set E2E_ROUTES=attention --set SGLANG_OPT_USE_TILELANG_INDEXER=1"
+# SGLang turns FP8 wo_a off by itself where DeepGEMM is another than it expects.
+wo_a="--set SGLANG_OPT_FP8_WO_A_GEMM=1"
 eager="--moe-runner-backend triton --disable-cuda-graph --mem-fraction-static 0.6"

@@ -1,9 +1,10 @@
 #!/bin/bash
-# Builds what a GPU machine without network lacks, as archives of at most 60 MB below $1 (about 10 minutes).
+# Builds what a GPU machine without network lacks, as archives in FOLDER (about 10 minutes, 140 MB). Its steps have run
+# one by one, not yet as one script.
 #
 #   tests/gpu/e2e/pack.sh FOLDER        needs python3.12 (or PYTHON), xz, unzip, patch and a package index
 #
-# The GPU machine is expected to have Python 3.12, torch 2.11 (CUDA 13), Triton 3.6, nvcc and the packages in $PRESENT.
+# The GPU machine is expected to have Python 3.12, torch 2.11 (CUDA 13), Triton 3.6, nvcc and the packages in present.txt.
 # SGLang 0.5.23 is the locked one, patched with patches/; the parts compiled for torch 2.14 are replaced by builds for
 # 2.11 (README.md). Archives: A and B make one server, C adds NIXL. `overlay.txz` is this checkout: patched files, the
 # kernels, the plug-ins. It alone changes with the source: pack.sh FOLDER overlay

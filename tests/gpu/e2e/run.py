@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import collections
 import gzip
+import itertools
 import json
 import os
 import re
@@ -37,7 +38,8 @@ OPS = [
     "PREPARE_QUERIES",
     "STORE_ATTENTION_INPUTS",
 ]
-PROMPTS = (12, 300, 1500)
+# The last has more compressed tokens than the indexer picks.
+PROMPTS = (12, 300, 1500, 4000)
 ANSWER = 24
 
 
@@ -245,6 +247,20 @@ def profile(name: str, port: int, batch: int, answer: int) -> None:
     print(f"profile {name} batch {batch}: {len(rows)} launches in all", flush=True)
 
 
+# The last launch between two blocks, SGLang's and ours.
+BOUNDARY = re.compile("mhc_pre_big_fuse|^_finish_kernel$")
+
+
+def layers(name: str, batch: int) -> None:
+    """Launches of one decode step, and of each of its layers but the last: from boundary to boundary."""
+    names = [row[0] for row in json.loads((HOME / f"launches-{name}-{batch}.json").read_text())]
+    step = next(n for n in range(50, len(names) // 2) if all(a == b for a, b in zip(names, names[n:], strict=False)))
+    # The first is no boundary: it begins the first layer.
+    ends = [place for place, launch in enumerate(names[:step]) if BOUNDARY.search(launch)][::2]
+    result = {"step": step, "layers": [last - first for first, last in itertools.pairwise(ends)]}
+    print(f"layers {name} batch {batch}", json.dumps(result), flush=True)
+
+
 def pd(prefill: int, decode: int, name: str, bootstrap: int) -> None:
     """Greedy answers of a prefill and a decode server without a router; compared with a server that does both."""
     alone = json.loads((HOME / f"generate-{name}.json").read_text())
@@ -288,7 +304,6 @@ def main() -> int:
     verb.add_argument("port", type=int)
     verb.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings")
     verb.add_argument("--hooks", default="", help="all, or names of ops in capitals, separated by commas")
-    verb.add_argument("arguments", nargs="*")
     verb = verbs.add_parser("wait", help="until servers answer")
     verb.add_argument("seconds", type=float)
     verb.add_argument("names", nargs="+")
@@ -301,6 +316,9 @@ def main() -> int:
     verb.add_argument("port", type=int)
     verb.add_argument("batch", type=int)
     verb.add_argument("answer", type=int, help="tokens, so many that they take some seconds")
+    verb = verbs.add_parser("layers", help="after profile")
+    verb.add_argument("name")
+    verb.add_argument("batch", type=int)
     verb = verbs.add_parser("compare")
     verb.add_argument("left")
     verb.add_argument("right")
@@ -311,7 +329,11 @@ def main() -> int:
     verb.add_argument("bootstrap", type=int)
     verb = verbs.add_parser("stop")
     verb.add_argument("names", nargs="+")
-    given = vars(parser.parse_args())
+    # argparse loses what follows -- where options stand between the positions before it.
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    given = vars(parser.parse_args(sys.argv[1:cut]))
+    if given["verb"] == "start":
+        given["arguments"] = sys.argv[cut + 1 :]
     return globals()[given.pop("verb")](**given) or 0
 
 

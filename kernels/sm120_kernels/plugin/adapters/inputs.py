@@ -125,7 +125,7 @@ class StoreAttentionInputs:
             online = module.ratio == 128 and self._envs.SGLANG_OPT_USE_ONLINE_COMPRESS.get()
             if not plan.is_decode or online or state.dtype != torch.float32 or weight is None:
                 return []
-            if weight.dtype != torch.bfloat16 or getattr(backend, "online_c128_mtp", None) is not None:
+            if weight.dtype != torch.bfloat16 or backend.online_c128_mtp.enabled():
                 return []
             if module.is_in_indexer:
                 if backend.enable_deepseek_v4_fp4_indexer:
