@@ -19,7 +19,7 @@ from deploy.stack.client import endpoint
 from deploy.stack.compose import Stack, running_stack, words
 from deploy.stack.events import Event, Report, step
 from deploy.stack.exposition import write_accepted
-from deploy.stack.generations import ENVIRONMENT, Damaged, Generation
+from deploy.stack.generations import COMPOSE, ENVIRONMENT, Damaged, Generation
 from deploy.stack.healthy import wait_healthy
 from deploy.stack.state import State
 
@@ -133,7 +133,17 @@ def generation_stack(root: Path, state: State, generation: Generation) -> Stack:
             f"it was {generation.image}, {generation.image_id}",
             "deploy pull or deploy import with that generation's deploy.lock, or deploy build",
         )
-    return running_stack(root, generations.folder(state, generation.number) / ENVIRONMENT)
+    place = generations.folder(state, generation.number)
+    return Stack(
+        root,
+        place / ENVIRONMENT,
+        generation.profile,
+        generation.transport,
+        generation.gpus_per_engine,
+        front=generation.front,
+        metrics_page=generation.metrics_page,
+        kept=place / COMPOSE,
+    )
 
 
 def rollback(root: Path, state: State, number: int | None, report: Report) -> RolledBack:

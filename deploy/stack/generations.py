@@ -52,6 +52,8 @@ class Generation(BaseModel):
     image: str
     image_id: str
     digests: dict[str, str]
+    front: bool = False
+    metrics_page: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Candidate:
     image: str
     image_id: str
     files: Mapping[str, bytes]
+    front: bool = False
+    metrics_page: bool = False
 
 
 def write_candidate(state: State, candidate: Candidate) -> Path:
@@ -104,6 +108,8 @@ def accept_candidate(state: State, candidate: Candidate, verb: str, acceptance: 
         image=candidate.image,
         image_id=candidate.image_id,
         digests=_digests(files),
+        front=candidate.front,
+        metrics_page=candidate.metrics_page,
     )
     unfinished = state.generations / ".unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)

@@ -174,7 +174,11 @@ def _candidate(root: Path, spec_file: SpecFile, stack: Stack, environment: str, 
     files[SPEC] = spec_file.file.read_bytes()
     if (root / FILE_NAME).exists():
         files[LOCK] = (root / FILE_NAME).read_bytes()
-    return Candidate(stack.profile, stack.transport, stack.gpus_per_engine, image.tag, image.id, files)
+    return Candidate(
+        *(stack.profile, stack.transport, stack.gpus_per_engine, image.tag, image.id, files),
+        front=stack.front,
+        metrics_page=stack.metrics_page,
+    )
 
 
 def _restore_caches(

@@ -22,6 +22,7 @@ from deploy.stack import change, gate, journal
 from deploy.stack.compose import RoleState, Stack, running_stack, words
 from deploy.stack.counters import parse_load
 from deploy.stack.events import Report
+from deploy.stack.exposition import write_roles
 from deploy.stack.state import LockHeld, State, write
 
 Kind = Literal["died", "stuck", "unrouted", "leaks", "stopped"]
@@ -156,6 +157,7 @@ def watch(
                 if journal.cut_off(state):
                     change.heal(root, state, report)
                 stack = running_stack(root, state.environment)
+                write_roles(state, stack.roles(), datetime.now(UTC))
                 for incident in judge(memory, look(stack), time.monotonic()):
                     told(incident, record(stack, state, incident))
                     _remedy(stack, incident)

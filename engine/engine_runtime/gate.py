@@ -18,6 +18,7 @@ import secrets
 import signal
 import sys
 import time
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -207,6 +208,9 @@ class Gate:
         # Only questions wait; whoever asks how things are wants to know it now.
         patient = request.method == "POST"
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
+        # The router makes one too, and keeps it to itself: the engines would log none (deploy trace).
+        if "X-Request-Id" not in request.headers:
+            headers["X-Request-Id"] = uuid.uuid4().hex
         while True:
             if patient and (obstacle := self._obstacle()):
                 if not await self._later(deadline):
