@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import pkgutil
+import re
 import shutil
 import subprocess
 import sys
@@ -233,20 +234,22 @@ def set_times(target: Path, seconds: float) -> None:
 def bake_launcher(target: Path) -> None:
     """Add the extension module by which Triton talks to the driver; gcc would make it in each first start.
 
-    It is linked against an empty library of the driver's name: the driver itself is only there at run time.
+    It is linked against a stand-in of the driver's name and with its functions: the driver is only there at run time.
     """
     from triton.backends.nvidia import driver
     from triton.runtime.build import compile_so_from_file
 
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder, driver.libraries[0])
-        empty = Path(folder, "empty.c")
-        empty.touch()
-        subprocess.run(["gcc", "-shared", "-nostdlib", f"-Wl,-soname,{library.name}", "-o", library, empty], check=True)
+        source = Path(driver.__file__).with_name("driver.c")
+        library, stand_in = Path(folder, driver.libraries[0]), Path(folder, "stand_in.c")
+        # Names from the source itself; a linker may leave out a library of which nothing is used.
+        names = sorted(set(re.findall(r"\bcu[A-Z]\w+", source.read_text())))
+        stand_in.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in names))
+        command = ["gcc", "-shared", "-nostdlib", f"-Wl,-soname,{library.name}", "-o", library, stand_in]
+        subprocess.run(command, check=True)
         os.environ["TRITON_CACHE_DIR"] = folder
         os.environ.pop("TRITON_CACHE_MANAGER", None)
-        source = str(Path(driver.__file__).with_name("driver.c"))
-        made = Path(compile_so_from_file(source, "cuda_utils", [folder], driver.include_dirs, driver.libraries))
+        made = Path(compile_so_from_file(str(source), "cuda_utils", [folder], driver.include_dirs, driver.libraries))
         (target / baked.LAUNCHER).mkdir(exist_ok=True)
         shutil.copyfile(made, target / baked.LAUNCHER / made.name)
 

@@ -15,7 +15,7 @@ from sm120_kernels.aot import all_cases
 from sm120_kernels.plugin.table import HOOKS
 
 KERNELS = Path(__file__).parents[2] / "kernels"
-OPS = ["route_experts", "indexer_logits"]
+OPS = ["route_experts", "prepare_queries"]
 COMPILE = """
 import json, sys
 from sm120_kernels import bake
@@ -65,7 +65,7 @@ def baked(folder: Path, jobs: int, ops: list[str] = OPS) -> list[str]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("bake") / "baked"
-    assert len(baked(made, 1)) >= 10
+    assert len(baked(made, 1)) >= 6
     return made
 
 
@@ -111,7 +111,7 @@ def test_kernels_of_another_gpu_are_not_taken(folder: Path, tmp_path: Path) -> N
 
 
 def test_the_number_of_processes_changes_no_byte(folder: Path, tmp_path: Path) -> None:
-    assert len(baked(tmp_path / "again", 2)) >= 10
+    assert len(baked(tmp_path / "again", 2)) >= 6
     assert files(tmp_path / "again") == files(folder)
 
 
