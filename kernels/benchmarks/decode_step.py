@@ -389,6 +389,32 @@ def run_one_layer(kind: str, count: int) -> None:
     torch.cuda.synchronize()
 
 
+def report_of(
+    machine: timing.Machine, layers: int, rows: list[dict[str, Any]], found: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The report on the rows and errors measured so far."""
+    return {
+        "machine": dataclasses.asdict(machine),
+        "command": "python -m benchmarks.decode_step " + " ".join(sys.argv[1:]),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "layers": layers,
+        "rows": rows,
+        "errors": found,
+        "assumptions": assumptions(machine),
+        "predictions": [
+            predict(row, machine.copy_bytes_per_second) for row in rows if row["way"] == "ours" and "by_category" in row
+        ],
+    }
+
+
+def write(report: dict[str, Any], folder: Path) -> None:
+    """decode_step.json, decode_step.md and the plots."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "decode_step.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    (folder / "decode_step.md").write_text(f"`{report['command']}`\n\n{table(report)}")
+    plot(report, folder)
+
+
 def main() -> None:
     parser = timing.arguments(__doc__ or "")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -421,6 +447,7 @@ def main() -> None:
     say(f"copy {machine.copy_bytes_per_second / 1e12:.2f} TB/s")
     rows: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
+    report = report_of(machine, model.count, rows, found)
     for context in options.context:
         for count in options.requests:
             generator = torch.Generator("cuda").manual_seed(7)
@@ -443,24 +470,11 @@ def main() -> None:
                         say(f"error: {type(error).__name__}: {str(error)[:500]}")
             del caches
             torch.cuda.empty_cache()
-    report = {
-        "machine": dataclasses.asdict(machine),
-        "command": "python -m benchmarks.decode_step " + " ".join(sys.argv[1:]),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "layers": model.count,
-        "rows": rows,
-        "errors": found,
-        "assumptions": assumptions(machine),
-        "predictions": [
-            predict(row, machine.copy_bytes_per_second) for row in rows if row["way"] == "ours" and "by_category" in row
-        ],
-    }
+            # A long run that is cut short leaves what it has.
+            report = report_of(machine, model.count, rows, found)
+            if options.out:
+                write(report, options.out)
     data = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "decode_step.json").write_text(data)
-        (options.out / "decode_step.md").write_text(f"`{report['command']}`\n\n{table(report)}")
-        plot(report, options.out)
     sys.stdout.write(data if options.json else table(report))
 
 

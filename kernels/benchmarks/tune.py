@@ -130,19 +130,14 @@ def tune_linear() -> None:
 def moe_candidates(tokens: int) -> Iterator[moe.Plan]:
     """The plan with one of its two products cut otherwise."""
     base = moe.plan(tokens, moe_benchmark.HIDDEN, moe_benchmark.INTERMEDIATE)
-    for rows, depth, warps, stages in (
-        (32, 256, 2, 4),
-        (64, 256, 4, 3),
-        (64, 256, 4, 4),
-        (64, 512, 4, 3),
-        (128, 256, 4, 3),
-        (128, 256, 8, 3),
+    for (rows, warps), ahead, registers in itertools.product(
+        ((32, 1), (32, 2), (64, 2), (128, 2)), (0, 1, 2), (None, 96, 128)
     ):
-        for registers in (None, 128, 168):
-            yield dataclasses.replace(base, gate_up=moe.Cut(rows, depth, warps, stages, registers=registers))
-    for rows, depth, warps, stages in ((32, 512, 2, 3), (64, 512, 4, 2), (64, 256, 4, 2), (128, 256, 4, 2)):
-        for blocks, registers in itertools.product((1, 4, 8), (None, 128, 168)):
-            yield dataclasses.replace(base, down=moe.Cut(rows, depth, warps, stages, blocks, registers))
+        yield dataclasses.replace(base, gate_up=moe.Cut(rows, warps, ahead=ahead, registers=registers))
+    for (rows, warps), blocks, registers in itertools.product(
+        ((32, 1), (32, 2), (64, 2), (64, 4)), (1, 2, 4, 8), (None, 128)
+    ):
+        yield dataclasses.replace(base, down=moe.Cut(rows, warps, blocks, ahead=1, registers=registers))
 
 
 def tune_moe() -> None:

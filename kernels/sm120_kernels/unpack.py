@@ -12,28 +12,7 @@ from sm120_kernels.interpret import INTERPRETED
 
 # E2M1 in bf16 is the value times 2 ** -126, in e4m3 times 2 ** -6; e4m3 in bf16 is the value times 2 ** -120.
 
-# $4 holds bytes b3 b2 b1 b0; results, two values each: low halves of b0, b1 and of b2, b3, then the high halves.
-_E2M1_TO_BF16 = tl.constexpr("""
-{
-.reg .b32 p, q, t;
-prmt.b32 p, $4, $4, 0x1100;
-prmt.b32 q, $4, $4, 0x3322;
-shl.b32 t, p, 6;
-and.b32 t, t, 0x01C001C0;
-shl.b32 $0, p, 12;
-lop3.b32 $0, $0, 0x80008000, t, 0xEA;
-shl.b32 t, q, 6;
-and.b32 t, t, 0x01C001C0;
-shl.b32 $1, q, 12;
-lop3.b32 $1, $1, 0x80008000, t, 0xEA;
-shr.u32 t, p, 6;
-and.b32 t, t, 0x01C001C0;
-lop3.b32 $2, p, 0x80008000, t, 0xEA;
-shr.u32 t, q, 6;
-and.b32 t, t, 0x01C001C0;
-lop3.b32 $3, q, 0x80008000, t, 0xEA;
-}
-""")
+# $2 holds bytes b3 b2 b1 b0; results: their low halves, then their high halves.
 _E2M1_TO_E4M3 = tl.constexpr("""
 {
 .reg .b32 t;
@@ -46,33 +25,122 @@ and.b32 t, t, 0x1C1C1C1C;
 lop3.b32 $1, $2, 0x80808080, t, 0xEA;
 }
 """)
-_E4M3_TO_BF16 = tl.constexpr("""
+# $4 holds eight codes, $5 a bf16 factor twice; results: codes p and p + 4 times the factor, for p = 0 to 3. A
+# multiplication puts sign and magnitude in place at once; adding -0 keeps a zero's sign (sm_80 has no product alone).
+_E2M1_PAIRS = tl.constexpr("""
 {
-.reg .b32 p, t;
-prmt.b32 p, $2, 0, 0x1404;
-shr.u32 t, p, 4;
+.reg .b32 t, z;
+mov.b32 z, 0x80008000;
+and.b32 t, $4, 0x000F000F;
+mul.lo.u32 t, t, 0x1040;
+and.b32 t, t, 0x81C081C0;
+fma.rn.bf16x2 $0, t, $5, z;
+and.b32 t, $4, 0x00F000F0;
+mul.lo.u32 t, t, 0x104;
+and.b32 t, t, 0x81C081C0;
+fma.rn.bf16x2 $1, t, $5, z;
+shr.u32 t, $4, 8;
+and.b32 t, t, 0x000F000F;
+mul.lo.u32 t, t, 0x1040;
+and.b32 t, t, 0x81C081C0;
+fma.rn.bf16x2 $2, t, $5, z;
+shr.u32 t, $4, 6;
+and.b32 t, t, 0x01C001C0;
+lop3.b32 t, $4, 0x80008000, t, 0xEA;
+fma.rn.bf16x2 $3, t, $5, z;
+}
+""")
+# $2 holds four codes; results: codes 0 and 2, and 1 and 3.
+_E4M3_PAIRS = tl.constexpr("""
+{
+.reg .b32 t, u;
+shl.b32 t, $2, 4;
 and.b32 t, t, 0x07F007F0;
-lop3.b32 $0, p, 0x80008000, t, 0xEA;
-prmt.b32 p, $2, 0, 0x3424;
-shr.u32 t, p, 4;
+shl.b32 u, $2, 8;
+lop3.b32 $0, u, 0x80008000, t, 0xEA;
+shr.u32 t, $2, 4;
 and.b32 t, t, 0x07F007F0;
-lop3.b32 $1, p, 0x80008000, t, 0xEA;
+lop3.b32 $1, $2, 0x80008000, t, 0xEA;
 }
 """)
 
 
 @triton.jit
-def e2m1_to_bf16(packed):
-    """Low and high halves of uint8 `packed`, each of its shape, times 2 ** -126."""
+def _e2m1(code):
+    """fp32 of E2M1 codes in the low four bits of int32, times 2 ** -126."""
+    return _fp32(((code & 8) << 12) | ((code & 7) << 6))
+
+
+@triton.jit
+def e2m1_pairs(word, factor):
+    """Codes 0, 4, 1, 5, 2, 6, 3, 7 of int32 `word`, low bits first, times 2 ** -126 and a factor.
+
+    The factor is what `two_powers` or `two_e4m3` gives.
+    """
     if INTERPRETED:
-        code = packed.to(tl.int32)
-        low = _fp32(((code & 8) << 12) | ((code & 7) << 6))
-        high = _fp32(((code & 0x80) << 8) | ((code & 0x70) << 2))
+        a = _e2m1(word) * factor
+        b = _e2m1(word >> 16) * factor
+        c = _e2m1(word >> 4) * factor
+        d = _e2m1(word >> 20) * factor
+        e = _e2m1(word >> 8) * factor
+        f = _e2m1(word >> 24) * factor
+        g = _e2m1(word >> 12) * factor
+        h = _e2m1(word >> 28) * factor
     else:
-        low, high = tl.inline_asm_elementwise(
-            _E2M1_TO_BF16, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        p, q, r, s = tl.inline_asm_elementwise(
+            _E2M1_PAIRS,
+            "=&r,=&r,=&r,=&r,r,r",
+            [word, factor],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
         )
-    return low, high
+        a, b = halves(p)
+        c, d = halves(q)
+        e, f = halves(r)
+        g, h = halves(s)
+    return a, b, c, d, e, f, g, h
+
+
+@triton.jit
+def e4m3_pairs(word):
+    """Codes 0, 2, 1, 3 of int32 `word`, low bits first, times 2 ** -120."""
+    if INTERPRETED:
+        a = _e4m3(word)
+        b = _e4m3(word >> 16)
+        c = _e4m3(word >> 8)
+        d = _e4m3(word >> 24)
+    else:
+        p, q = tl.inline_asm_elementwise(
+            _E4M3_PAIRS, "=&r,=&r,r", [word], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+        )
+        a, b = halves(p)
+        c, d = halves(q)
+    return a, b, c, d
+
+
+@triton.jit
+def _e4m3(code):
+    """fp32 of e4m3 codes in the low eight bits of int32, times 2 ** -120."""
+    return _fp32(((code & 0x80) << 8) | ((code & 0x7F) << 4))
+
+
+@triton.jit
+def two_powers(exponent):
+    """2 ** (exponent - 127) for int32 exponents 1 to 254, as `e2m1_pairs` takes its factor."""
+    return (exponent << 23).to(tl.float32, bitcast=True) if INTERPRETED else exponent * 0x00800080
+
+
+@triton.jit
+def two_e4m3(code, FACTOR: tl.constexpr):
+    """The value of int32 e4m3 codes times FACTOR, a power of two, as `e2m1_pairs` takes its factor."""
+    bits = ((code & 0x80) << 24) | ((code & 0x7F) << 20)
+    value = bits.to(tl.float32, bitcast=True) * 2.0**120 * FACTOR
+    if not INTERPRETED:
+        # Four significant bits: the upper half of the fp32 is the bf16.
+        upper = (value.to(tl.int32, bitcast=True) >> 16) & 0xFFFF
+        value = upper * 0x00010001
+    return value
 
 
 @triton.jit
@@ -90,30 +158,8 @@ def e2m1_to_e4m3(packed):
 
 
 @triton.jit
-def e4m3_to_bf16(values):
-    """e4m3 `values` times 2 ** -120."""
-    code = values.to(tl.uint8, bitcast=True)
-    if INTERPRETED:
-        code = code.to(tl.int32)
-        result = _fp32(((code & 0x80) << 8) | ((code & 0x7F) << 4))
-    else:
-        result = tl.inline_asm_elementwise(_E4M3_TO_BF16, "=r,=r,r", [code], dtype=tl.bfloat16, is_pure=True, pack=4)
-    return result
-
-
-@triton.jit
 def _fp32(bf16_bits):
     return (bf16_bits << 16).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def power_of_two(exponent):
-    """2 ** (exponent - 127) for int32 exponents 1 to 254."""
-    if INTERPRETED:
-        value = (exponent << 23).to(tl.float32, bitcast=True)
-    else:
-        value = (exponent << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    return value
 
 
 @triton.jit

@@ -40,7 +40,7 @@ def routings(draw: st.DrawFn) -> list[list[int]]:
     return rows
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(ids=routings(), nvfp4=st.booleans(), shared=st.booleans(), seed=st.integers(0, 2**31))
 @example(ids=[[0]] * 17, nvfp4=False, shared=True, seed=0)
 @example(ids=[[-1, -1]], nvfp4=True, shared=False, seed=0)
@@ -51,13 +51,15 @@ def test_any_routing_equals_the_float64_reference(ids: list[list[int]], nvfp4: b
     assert error(out, reference.moe_fp4_small_batch(**call)) <= 5e-3
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(ids=routings(), seed=st.integers(0, 2**31))
 def test_fp8_activations_equal_the_reference_with_the_same_rounding(ids: list[list[int]], seed: int) -> None:
     call = arguments(ids, seed=seed)
     out = moe_fp4_small_batch(**call, fp8_activations=True)
-    assert error(out, reference.moe_fp4_small_batch(**call, fp8_activations=True)) <= 1e-2
-    assert error(out, reference.moe_fp4_small_batch(**call)) <= 5e-2
+    rounded, exact = (reference.moe_fp4_small_batch(**call, fp8_activations=fp8) for fp8 in (True, False))
+    assert error(out, rounded) <= 1e-2
+    # What the rounding itself costs is about 5e-2, a little more or less with the values.
+    assert error(out, exact) <= error(rounded.float(), exact) + 5e-3
 
 
 def test_up_rows_before_gate_rows_give_the_same_result() -> None:
@@ -104,6 +106,13 @@ def test_a_wrong_argument_is_refused_with_its_name(change: dict[str, Any], messa
         moe_fp4_small_batch(**arguments([[0, 1], [2, 3]]) | change)
 
 
+def test_weights_that_do_not_begin_at_16_bytes_are_refused() -> None:
+    call = arguments([[0, 1], [2, 3]])
+    moved = torch.empty(call["w2"].numel() + 4, dtype=torch.uint8)[4:].view(call["w2"].shape)
+    with pytest.raises(ValueError, match="w2 must begin at a multiple of 16 bytes"):
+        moe_fp4_small_batch(**call | {"w2": moved})
+
+
 def test_nvfp4_scales_need_their_factors_and_bf16_activations() -> None:
     call = arguments([[0]], nvfp4=True)
     with pytest.raises(ValueError, match="w2_global goes with NVFP4"):
@@ -118,6 +127,8 @@ def test_nvfp4_scales_need_their_factors_and_bf16_activations() -> None:
     intermediate=st.integers(1, 32).map(lambda n: 128 * n),
 )
 def test_a_plan_cuts_every_shape_into_whole_blocks(tokens: int, hidden: int, intermediate: int) -> None:
-    cut = plan(tokens, hidden, intermediate)
-    assert 2 * intermediate % cut.gate_up.rows == 0 and hidden % cut.gate_up.depth == 0
-    assert hidden % (cut.down.rows * cut.down.blocks) == 0 and intermediate % cut.down.depth == 0
+    for fp8 in (False, True):
+        cut = plan(tokens, hidden, intermediate, fp8)
+        assert 2 * intermediate % cut.gate_up.rows == 0 and hidden % cut.gate_up.depth == 0
+        assert hidden % (cut.down.rows * cut.down.blocks) == 0
+        assert not fp8 or intermediate % cut.down.depth == 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sm120_kernels.ops.topk_indices import LIMIT, MAX_WIDTH, TOPK, Workspace, plan, topk_indices
+from sm120_kernels.ops.topk_indices import CHUNK_LIMIT, MAX_WIDTH, TOPK, Workspace, plan, topk_indices
 from sm120_kernels.reference import topk_indices as reference
 
 KINDS = ["distinct", "positive", "few values", "constant", "narrow", "rising", "clustered", "infinite", "one high"]
@@ -144,5 +144,5 @@ def test_a_plan_covers_the_width_and_keeps_every_group_apart(width: int) -> None
     else:
         assert columns % chosen.groups == 0 and chosen.groups * chosen.chunks % columns == 0
         merged = 32 * chosen.merge_warps
-        assert chosen.slots * chosen.chunks % merged == 0 and chosen.chunks * LIMIT % merged == 0
-        assert chosen.chunks * LIMIT < 2**15
+        assert chosen.slots * chosen.chunks % merged == 0 and chosen.chunks * CHUNK_LIMIT % merged == 0
+        assert chosen.chunks * CHUNK_LIMIT < 2**15

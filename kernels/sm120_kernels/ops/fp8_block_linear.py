@@ -204,12 +204,13 @@ def plan(tokens: int, rows: int, depth: int, sms: int, shared: int, unit: int = 
         inputs: activation tensors that are read: x, and the residual.
     """
     blocks = depth // BLOCK
-    block_rows = 128 if rows // 128 >= 0.9 * sms and unit == 1 else 64
+    padded = min(32 if inputs * unit <= 4 else 16, max(8, triton.next_power_of_2(tokens)))
+    warps = 8 if padded == 16 and inputs == 1 else 4
+    block_rows = 128 if rows // 128 >= (0.9 if warps == 4 else 0.45) * sms and unit == 1 else 64
     programs, splits = rows // block_rows, 1
-    if programs < 0.9 * sms:
+    if block_rows == 64 and programs < 0.9 * sms:
         while programs * splits < sms and blocks % (2 * splits * unit) == 0 and blocks // (2 * splits) >= 4:
             splits *= 2
-    padded = min(32 if inputs * unit <= 4 else 16, max(8, triton.next_power_of_2(tokens)))
     turn = max(unit, math.gcd(4 if splits > 1 and tokens > 8 else 2, blocks // splits))
 
     def bytes_needed(turn: int, stages: int) -> int:
@@ -218,7 +219,7 @@ def plan(tokens: int, rows: int, depth: int, sms: int, shared: int, unit: int = 
     while turn > unit and bytes_needed(turn, STAGES) > shared:
         turn //= 2
     stages = STAGES if bytes_needed(turn, STAGES) <= shared else 2
-    return Plan(block_rows, splits, padded, turn, 4, stages)
+    return Plan(block_rows, splits, padded, turn, warps, stages)
 
 
 def fp8_block_linear(

@@ -2,8 +2,9 @@
 
 There is no sorting launch. A program belongs to one (token, place) pair, a route, and a block of weight rows; it looks
 through all routes for its expert's, and ends at once unless its own is the first of them. The weights are the rows of
-the products and the tokens, padded to 8, their columns: FP4 goes from shared memory into the registers of the tensor
-core's first operand, where it becomes bf16.
+the products and the tokens, padded to 8, their columns. FP4 goes from memory straight into the registers of the tensor
+core's first operand (`fragments`), where it becomes bf16: what limits these products is the instructions a weight takes
+and the threads there is room for.
 """
 
 from __future__ import annotations
@@ -17,9 +18,18 @@ import triton
 import triton.language as tl
 
 from sm120_kernels.aot import CompileCase
-from sm120_kernels.checks import has_dependent_launch, require, require_block_scale, require_device
-from sm120_kernels.interpret import INTERPRETED, to_bf16, to_e4m3
-from sm120_kernels.unpack import e2m1_to_bf16, e2m1_to_e4m3, e4m3_to_bf16, halves, power_of_two, scale_value
+from sm120_kernels.checks import capability, has_dependent_launch, require, require_block_scale, require_device
+from sm120_kernels.fragments import (
+    e2m1_operand,
+    e2m1_tokens,
+    e4m3_operand,
+    e4m3_tokens,
+    load_activations,
+    load_scale,
+    load_weights,
+)
+from sm120_kernels.interpret import dot, prefetch_l2, to_bf16, to_e4m3
+from sm120_kernels.unpack import e2m1_to_e4m3, scale_value, two_e4m3, two_powers
 
 SWIGLU_LIMIT = 10.0
 MAX_TOKENS = 64
@@ -85,68 +95,117 @@ def _quantise(x):
 
 
 @triton.jit
-def _fp4_product(
+def _scaled_product(
     acc,
     weights,
     scales,
     inputs,
     present,
-    ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
-    GROUP: tl.constexpr,
-    FP8: tl.constexpr,
 ):
-    """acc + W x over DEPTH columns, short of a factor SUM_FACTOR, or FP8_SUM_FACTOR with FP8.
+    """acc + W x over DEPTH columns with x rounded to e4m3, short of a factor FP8_SUM_FACTOR.
 
     Args:
         acc: [ROWS, TOKENS] fp32.
-        weights, scales: pointers [ROWS, DEPTH / 2] to bytes and [ROWS, DEPTH / GROUP] to scales.
-        inputs: pointers to x: [DEPTH / 2, TOKENS] to int32, two columns each, or with FP8 [TOKENS, DEPTH] to bf16.
+        weights, scales: pointers [ROWS, DEPTH / 2] to bytes and [ROWS, DEPTH / 32] to scales.
+        inputs: pointers to x [TOKENS, DEPTH].
         present: [TOKENS] bool.
     """
     packed = tl.load(weights)
     scale = tl.load(scales)
-    if FP8:
-        x = tl.load(inputs, mask=present[:, None], other=0.0).to(tl.float32)
-        values, x_scale = _quantise(x.reshape(TOKENS, DEPTH // 32, 32))
-        values = values.reshape(TOKENS, DEPTH)
-        # Of mixed formats Triton 3.8 knows no product on sm_120; e4m3 times e4m3 it does in the tensor cores.
-        acc = tl.dot_scaled(e2m1_to_e4m3(packed), scale, "e4m3", tl.trans(values), x_scale, "e4m3", acc)
+    x = tl.load(inputs, mask=present[:, None], other=0.0).to(tl.float32)
+    values, x_scale = _quantise(x.reshape(TOKENS, DEPTH // 32, 32))
+    values = values.reshape(TOKENS, DEPTH)
+    # Of mixed formats Triton 3.8 knows no product on sm_120; e4m3 times e4m3 it does in the tensor cores.
+    return tl.dot_scaled(e2m1_to_e4m3(packed), scale, "e4m3", tl.trans(values), x_scale, "e4m3", acc)
+
+
+@triton.jit
+def _factors(scales, GROUP: tl.constexpr):
+    """The factors of a thread's first 16 and last 16 of 32 columns, for e2m1_pairs."""
+    if GROUP == 32:
+        first = two_powers(load_scale(scales) + SCALE_SHIFT)
+        second = first
     else:
-        low, high = e2m1_to_bf16(packed)
-        even, odd = halves(tl.load(inputs, mask=present[None, :], other=0))
-        if GROUP == 32:
-            factor = power_of_two(scale.to(tl.int32) + SCALE_SHIFT)
-        elif INTERPRETED:
-            factor = scale.to(tl.float32) * SCALE_FACTOR
-        else:
-            factor = (scale.to(tl.float32) * SCALE_FACTOR).to(tl.bfloat16)
-        factor = tl.broadcast_to(factor[:, :, None], (ROWS, DEPTH // GROUP, GROUP // 2)).reshape(ROWS, DEPTH // 2)
-        acc = tl.dot(low * factor, even, acc)
-        acc = tl.dot(high * factor, odd, acc)
+        first = two_e4m3(load_scale(scales), SCALE_FACTOR)
+        second = two_e4m3(load_scale(scales + 1), SCALE_FACTOR)
+    return first, second
+
+
+@triton.jit
+def _fp4_turn(acc, words, scales, inputs, GROUP: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """acc + W x over 128 columns, short of a factor SUM_FACTOR.
+
+    Args:
+        acc: [ROWS, TOKENS] fp32.
+        words: what `load_weights` found for [ROWS, 4] threads: 32 columns each.
+        scales: pointers [ROWS, 4] to each thread's first scale, uint8.
+        inputs: pointers [4, TOKENS] to int32, two columns of x each, to each thread's first.
+    """
+    first, second = _factors(scales, GROUP)
+    x = load_activations(inputs) + load_activations(inputs + 4)
+    x += load_activations(inputs + 8) + load_activations(inputs + 12)
+    for i in tl.static_range(4):
+        factor = first if i < 2 else second
+        tokens = e2m1_tokens(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3], TOKENS)
+        acc = dot(e2m1_operand(words[i], factor, ROWS), tokens, acc)
     return acc
 
 
 @triton.jit
-def _fp8_product(weights, scales, inputs, present):
-    """W x over one 128-column block; scales points to each row's scale."""
-    w = e4m3_to_bf16(tl.load(weights))
-    factor = scale_value(tl.load(scales)) * DENSE_FACTOR
-    x = tl.load(inputs, mask=present[None, :], other=0.0)
-    if INTERPRETED:
-        x = x.to(tl.float32)
-    return tl.dot(w, x) * DENSE_FACTOR * factor[:, None]
+def _fp8_half(acc, words, inputs, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """acc + W x over 64 columns of e4m3, short of DENSE_FACTOR twice; words and inputs as in _fp4_turn."""
+    for i in tl.static_range(2):
+        p, q, r, s = load_activations(inputs + 4 * i)
+        acc = dot(e4m3_operand(words[2 * i], words[2 * i + 1], ROWS), e4m3_tokens(p, q, r, s, TOKENS), acc)
+    return acc
+
+
+@triton.jit
+def _fp8_tile(
+    weights,
+    scales,
+    inputs,
+    begin,
+    tokens,
+    DEPTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """ROWS rows of a dense FP8 W of DEPTH columns times tokens begin to begin + TOKENS - 1.
+
+    Args:
+        weights: pointers [ROWS] to int32 of e4m3, four columns each.
+        scales: pointers [ROWS] to each row's first scale.
+        inputs: x [*, DEPTH] as int32, two columns each.
+    """
+    BLOCKS: tl.constexpr = DEPTH // 128
+    thread = tl.arange(0, 4)
+    token = tl.minimum(begin + tl.arange(0, TOKENS), tokens - 1)
+    weights = weights[:, None] + thread[None, :] * 4
+    inputs = inputs + thread[:, None] * 8 + token[None, :] * (DEPTH // 2)
+    acc = tl.zeros((ROWS, TOKENS), tl.float32)
+    words = load_weights(weights)
+    for block in tl.range(0, BLOCKS, num_stages=1):
+        following = load_weights(weights + block * 32 + 16)
+        value = tl.zeros((ROWS, TOKENS), tl.float32)
+        value = _fp8_half(value, words, inputs + block * 64, ROWS, TOKENS)
+        words = load_weights(weights + tl.minimum(block + 1, BLOCKS - 1) * 32)
+        value = _fp8_half(value, following, inputs + block * 64 + 32, ROWS, TOKENS)
+        acc += value * (scale_value(tl.load(scales + block)) * DENSE_FACTOR)[:, None]
+    return acc * DENSE_FACTOR
 
 
 @triton.jit
 def _input_pointers(x, row, depth, DEPTH: tl.constexpr, FP8: tl.constexpr):
-    """Pointers to the first DEPTH columns of rows of x [*, depth] bf16, as _fp4_product takes them."""
-    row = tl.maximum(row, 0)
+    """Pointers to the first columns of rows of x [*, depth] bf16, as _fp4_turn or _scaled_product takes them."""
+    # What is absent reads what is there: no further lines.
+    row = tl.where(row >= 0, row, tl.max(row, 0))
     if FP8:
         pointers = x.to(tl.pointer_type(tl.bfloat16)) + row[:, None] * depth + tl.arange(0, DEPTH)[None, :]
     else:
-        pointers = x + row[None, :] * (depth // 2) + tl.arange(0, DEPTH // 2)[:, None]
+        pointers = x + row[None, :] * (depth // 2) + tl.arange(0, 4)[:, None] * 16
     return pointers
 
 
@@ -175,67 +234,85 @@ def _gate_up_kernel(
     SHARED_TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     UP_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """activations[route] of one block of gate and up rows. x and activations are int32, two bf16 each.
+    """activations[route] of one block of gate and up rows. x and activations are int32, two bf16 each, shared_w13 and,
+    without FP8, w13 int32 too.
 
     The first shared_programs programs belong to the shared expert, whose activations follow those of all routes.
     """
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     TILES: tl.constexpr = 2 * INTERMEDIATE // ROWS
     program = tl.program_id(0)
+    tile = program % TILES
+    row = _gate_up_rows(tile, INTERMEDIATE, ROWS, False)
+    if PDL:
+        if program < shared_programs:
+            # The shared expert's weights do not depend on the launches before; its programs have the most to read.
+            for block in range(HIDDEN // 128):
+                prefetch_l2(shared_w13 + row * (HIDDEN // 4) + block * 32)
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     result = activations.to(tl.pointer_type(tl.bfloat16))
     column = tl.arange(0, ROWS // 2)
     if program < shared_programs:
-        tile = program
-        row = _gate_up_rows(tile, INTERMEDIATE, ROWS, False)
-        k = tl.arange(0, 128)
-        weights = shared_w13 + row[:, None] * HIDDEN + k[None, :]
+        weights = shared_w13 + row * (HIDDEN // 4)
         scales = shared_scale + row // 128 * (HIDDEN // 128)
         for begin in range(0, tokens, SHARED_TOKENS):
+            acc = _fp8_tile(weights, scales, x, begin, tokens, HIDDEN, ROWS, SHARED_TOKENS)
+            value = _swiglu(acc, limit, ROWS, SHARED_TOKENS)
             token = begin + tl.arange(0, SHARED_TOKENS)
-            inputs = x.to(tl.pointer_type(tl.bfloat16)) + token[None, :] * HIDDEN + k[:, None]
-            shared_acc = tl.zeros((ROWS, SHARED_TOKENS), tl.float32)
-            for block in tl.range(0, HIDDEN // 128, num_stages=STAGES):
-                shared_acc += _fp8_product(weights + block * 128, scales + block, inputs + block * 128, token < tokens)
-            value = _swiglu(shared_acc, limit, ROWS, SHARED_TOKENS)
             place = (routes + token)[None, :] * INTERMEDIATE + (tile * (ROWS // 2) + column)[:, None]
             tl.store(result + place, to_bf16(value), mask=(token < tokens)[None, :])
         return
-    tile = (program - shared_programs) % TILES
+    # shared_programs is 0 or TILES.
     route = (program - shared_programs) // TILES
     expert, first, same, rank = _first_route(ids, route, routes, ROUTES)
     if not first:
         return
     row = _gate_up_rows(tile, INTERMEDIATE, ROWS, UP_FIRST)
-    weights = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 2)) + row[:, None] * (HIDDEN // 2)
-    weights += tl.arange(0, DEPTH // 2)[None, :]
     scales = w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // GROUP)) + row[:, None] * (HIDDEN // GROUP)
-    scales += tl.arange(0, DEPTH // GROUP)[None, :]
     factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
     if GROUP == 16:
         factor *= tl.load(w13_global + expert)
+    if FP8:
+        weights = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 2)) + row[:, None] * (HIDDEN // 2)
+        weights += tl.arange(0, DEPTH // 2)[None, :]
+        scales += tl.arange(0, DEPTH // 32)[None, :]
+    else:
+        start = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 8)) + row * (HIDDEN // 8)
+        weights = start[:, None] + tl.arange(0, 4)[None, :] * 4
+        scales = scales.to(tl.pointer_type(tl.uint8)) + tl.arange(0, 4)[None, :] * (32 // GROUP)
     for begin in range(0, tl.sum(same.to(tl.int32)), TOKENS):
         member = _members(same, rank, begin, ROUTES, TOKENS)
         present = member >= 0
-        inputs = _input_pointers(x, member // top_k, HIDDEN, DEPTH, FP8)
+        inputs = _input_pointers(x, tl.where(present, member // top_k, -1), HIDDEN, DEPTH, FP8)
         acc = tl.zeros((ROWS, TOKENS), tl.float32)
-        for step in tl.range(0, HIDDEN // DEPTH, num_stages=STAGES):
-            acc = _fp4_product(
-                acc,
-                weights + step * (DEPTH // 2),
-                scales + step * (DEPTH // GROUP),
-                inputs + step * (DEPTH if FP8 else DEPTH // 2),
-                present,
-                ROWS,
-                TOKENS,
-                DEPTH,
-                GROUP,
-                FP8,
-            )
+        if FP8:
+            for step in tl.range(0, HIDDEN // DEPTH, num_stages=STAGES):
+                acc = _scaled_product(
+                    acc,
+                    weights + step * (DEPTH // 2),
+                    scales + step * (DEPTH // 32),
+                    inputs + step * DEPTH,
+                    present,
+                    TOKENS,
+                    DEPTH,
+                )
+        else:
+            TURNS: tl.constexpr = HIDDEN // 128
+            STEP: tl.constexpr = 128 // GROUP
+            words = load_weights(weights)
+            for turn in tl.range(0, TURNS, 2, num_stages=1):
+                if AHEAD > 0:
+                    # A line is two turns.
+                    prefetch_l2(start + tl.minimum(turn + 2 * AHEAD, TURNS - 2) * 16)
+                after = turn + 1
+                following = load_weights(weights + after * 16)
+                acc = _fp4_turn(acc, words, scales + turn * STEP, inputs + turn * 64, GROUP, ROWS, TOKENS)
+                words = load_weights(weights + tl.minimum(turn + 2, TURNS - 1) * 16)
+                acc = _fp4_turn(acc, following, scales + after * STEP, inputs + after * 64, GROUP, ROWS, TOKENS)
         value = _swiglu(acc * factor, limit, ROWS, TOKENS)
         place = member[None, :] * INTERMEDIATE + (tile * (ROWS // 2) + column)[:, None]
         tl.store(result + place, to_bf16(value), mask=present[None, :])
@@ -266,6 +343,7 @@ def _down_kernel(
     SHARED_TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """products[route], fp32, of BLOCKS blocks of ROWS rows of w2, times the route's weight.
@@ -277,65 +355,95 @@ def _down_kernel(
     r = tl.arange(0, ROWS)
     if program < shared_programs:
         if PDL:
+            for block in range(BLOCKS):
+                line = shared_w2 + ((program * BLOCKS + block) * ROWS + r) * (INTERMEDIATE // 4)
+                for column in range(INTERMEDIATE // 128):
+                    prefetch_l2(line + column * 32)
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
-        k = tl.arange(0, 128)
+        inputs = activations + routes * (INTERMEDIATE // 2)
         for begin in range(0, tokens, SHARED_TOKENS):
             token = begin + tl.arange(0, SHARED_TOKENS)
-            inputs = activations.to(tl.pointer_type(tl.bfloat16))
-            inputs += (routes + token)[None, :] * INTERMEDIATE + k[:, None]
-            for block in tl.range(0, BLOCKS, num_stages=STAGES):
+            for block in tl.range(0, BLOCKS, num_stages=1):
                 row = (program * BLOCKS + block) * ROWS + r
-                shared_acc = tl.zeros((ROWS, SHARED_TOKENS), tl.float32)
-                for b in tl.static_range(INTERMEDIATE // 128):
-                    shared_acc += _fp8_product(
-                        shared_w2 + row[:, None] * INTERMEDIATE + (k + b * 128)[None, :],
-                        shared_scale + row // 128 * (INTERMEDIATE // 128) + b,
-                        inputs + b * 128,
-                        token < tokens,
-                    )
+                weights = shared_w2 + row * (INTERMEDIATE // 4)
+                scales = shared_scale + row // 128 * (INTERMEDIATE // 128)
+                acc = _fp8_tile(weights, scales, inputs, begin, tokens, INTERMEDIATE, ROWS, SHARED_TOKENS)
                 place = (routes + token)[None, :] * HIDDEN + row[:, None]
-                tl.store(products + place, shared_acc, mask=(token < tokens)[None, :])
+                tl.store(products + place, acc, mask=(token < tokens)[None, :])
         return
     tile = (program - shared_programs) % TILES
     route = (program - shared_programs) // TILES
     # The ids were complete before the launch of gate and up began, whose activations are what must be waited for.
     expert, first, same, rank = _first_route(ids, route, routes, ROUTES)
+    if not FP8:
+        TURNS: tl.constexpr = INTERMEDIATE // 128
+        row_start = tile * BLOCKS * ROWS + r
+        start = w2 + expert * (HIDDEN * (INTERMEDIATE // 8)) + row_start * (INTERMEDIATE // 8)
+        # Weights do not depend on the launch before; a line is two turns.
+        LINES: tl.constexpr = TURNS // 2 if PDL and AHEAD > 0 else 0
+        if first:
+            for line in tl.static_range(LINES):
+                prefetch_l2(start + line * 32)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if not first:
         return
-    w2 += expert * (HIDDEN * (INTERMEDIATE // 2))
     w2_scale += expert * (HIDDEN * (INTERMEDIATE // GROUP))
     factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
     if GROUP == 16:
         factor *= tl.load(w2_global + expert)
+    if FP8:
+        w2 += expert * (HIDDEN * (INTERMEDIATE // 2))
+    else:
+        weights = start[:, None] + tl.arange(0, 4)[None, :] * 4
+        scales = w2_scale.to(tl.pointer_type(tl.uint8)) + row_start[:, None] * (INTERMEDIATE // GROUP)
+        scales += tl.arange(0, 4)[None, :] * (32 // GROUP)
     for begin in range(0, tl.sum(same.to(tl.int32)), TOKENS):
         member = _members(same, rank, begin, ROUTES, TOKENS)
         present = member >= 0
         weight = tl.load(topk_weights + member, mask=present, other=0.0) * factor
         inputs = _input_pointers(activations, member, INTERMEDIATE, DEPTH, FP8)
-        for block in tl.range(0, BLOCKS, num_stages=STAGES):
-            row = (tile * BLOCKS + block) * ROWS + r
-            acc = tl.zeros((ROWS, TOKENS), tl.float32)
-            for step in tl.static_range(INTERMEDIATE // DEPTH):
-                half = step * (DEPTH // 2) + tl.arange(0, DEPTH // 2)
-                group = step * (DEPTH // GROUP) + tl.arange(0, DEPTH // GROUP)
-                acc = _fp4_product(
-                    acc,
-                    w2 + row[:, None] * (INTERMEDIATE // 2) + half[None, :],
-                    w2_scale + row[:, None] * (INTERMEDIATE // GROUP) + group[None, :],
-                    inputs + step * (DEPTH if FP8 else DEPTH // 2),
-                    present,
-                    ROWS,
-                    TOKENS,
-                    DEPTH,
-                    GROUP,
-                    FP8,
-                )
-            place = member[None, :] * HIDDEN + row[:, None]
-            tl.store(products + place, acc * weight[None, :], mask=present[None, :])
+        if FP8:
+            for block in tl.range(0, BLOCKS, num_stages=STAGES):
+                row = (tile * BLOCKS + block) * ROWS + r
+                acc = tl.zeros((ROWS, TOKENS), tl.float32)
+                for step in tl.static_range(INTERMEDIATE // DEPTH):
+                    half = step * (DEPTH // 2) + tl.arange(0, DEPTH // 2)
+                    group = step * (DEPTH // 32) + tl.arange(0, DEPTH // 32)
+                    acc = _scaled_product(
+                        acc,
+                        w2 + row[:, None] * (INTERMEDIATE // 2) + half[None, :],
+                        w2_scale + row[:, None] * (INTERMEDIATE // 32) + group[None, :],
+                        inputs + step * DEPTH,
+                        present,
+                        TOKENS,
+                        DEPTH,
+                    )
+                place = member[None, :] * HIDDEN + row[:, None]
+                tl.store(products + place, acc * weight[None, :], mask=present[None, :])
+        else:
+            STEP: tl.constexpr = 128 // GROUP
+            words = load_weights(weights)
+            for block in tl.range(0, BLOCKS, num_stages=1):
+                acc = tl.zeros((ROWS, TOKENS), tl.float32)
+                for turn in tl.static_range(TURNS):
+                    # The turn after: of this block or, after its last, the first of the next.
+                    row_after = (block if turn + 1 < TURNS else tl.minimum(block + 1, BLOCKS - 1)) * ROWS
+                    following = load_weights(weights + row_after * (INTERMEDIATE // 8) + (turn + 1) % TURNS * 16)
+                    acc = _fp4_turn(
+                        acc,
+                        words,
+                        scales + block * (ROWS * (INTERMEDIATE // GROUP)) + turn * STEP,
+                        inputs + turn * 64,
+                        GROUP,
+                        ROWS,
+                        TOKENS,
+                    )
+                    words = following
+                place = member[None, :] * HIDDEN + (row_start + block * ROWS)[:, None]
+                tl.store(products + place, acc * weight[None, :], mask=present[None, :])
 
 
 @triton.jit
@@ -374,22 +482,28 @@ def _sum_kernel(
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Blocks of one product: `rows` weight rows and `depth` columns a turn, `blocks` of them one after another.
+    """How one product is cut.
 
-    registers is the most a thread may use, None for the compiler's choice.
+    Attributes:
+        rows: weight rows of a block, `blocks` of which a program takes one after another.
+        warps: of a program.
+        ahead: pairs of turns of 128 columns by which weights are asked into the L2 cache ahead of their loads; 0: not.
+        depth, stages: columns a turn and pipeline stages, with FP8 activations.
+        registers: the most a thread may use on Hopper, where that was swept; None and elsewhere the compiler's choice.
     """
 
     rows: int
-    depth: int
     warps: int
-    stages: int
     blocks: int = 1
+    ahead: int = 0
+    depth: int = 256
+    stages: int = 1
     registers: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How the two products are cut, and the tokens a product takes at once."""
+    """How the two products are cut, and the tokens a routed and a shared expert's product takes at once."""
 
     gate_up: Cut
     down: Cut
@@ -405,20 +519,17 @@ def plan(tokens: int, hidden: int, intermediate: int, fp8_activations: bool = Fa
         hidden, intermediate: columns of x and of an expert's activations.
         fp8_activations: as the op's.
     """
-    blocks = 8 if tokens > 8 else 4 if tokens > 2 else 1
-    while hidden % (64 * blocks):
-        blocks //= 2
-    if tokens > 8 and not fp8_activations:
-        up = Cut(rows=128, depth=256, warps=4, stages=3)
-    elif tokens > 2:
-        up = Cut(rows=64, depth=256, warps=4, stages=4)
-    else:
-        up = Cut(rows=32, depth=256, warps=2, stages=4)
-    return Plan(
-        up,
-        Cut(rows=64, depth=math.gcd(intermediate, 512), warps=4, stages=2, blocks=blocks),
-        shared_tokens=16 if tokens > 8 else 8,
-    )
+    shared = 16 if tokens > 8 else 8
+    if fp8_activations:
+        blocks = 8 if tokens > 8 else 4 if tokens > 2 else 1
+        while hidden % (64 * blocks):
+            blocks //= 2
+        up = Cut(rows=64, warps=4, stages=4) if tokens > 2 else Cut(rows=32, warps=2, stages=4)
+        down = Cut(rows=64, warps=4, blocks=blocks, depth=math.gcd(intermediate, 512), stages=2)
+        return Plan(up, down, shared_tokens=shared)
+    if tokens > 8:
+        return Plan(Cut(64, 2, ahead=1), Cut(64, 2, blocks=2, ahead=1, registers=128), shared_tokens=shared)
+    return Plan(Cut(32, 2, ahead=1), Cut(64, 2, ahead=1, registers=128), shared_tokens=shared)
 
 
 SUM_COLUMNS = 1024
@@ -478,8 +589,8 @@ def moe_fp4_small_batch(
         y, bfloat16 [tokens, H].
 
     Raises:
-        ValueError: a wrong dtype, shape, stride or device, scales that do not go together; with check, an id out of
-            range.
+        ValueError: a wrong dtype, shape, stride, alignment or device, scales that do not go together; with check, an id
+            out of range.
 
     Source: SGLang 0.5.23, `cast_e2m1fn_to_e4m3fn` (FP4 packing), `silu_and_mul_masked_post_quant.cuh` (clamped SwiGLU),
     `DeepseekV2MoE` (shared expert, its clamp); the limit of 10 is the checkpoint's `swiglu_limit`.
@@ -517,9 +628,17 @@ def moe_fp4_small_batch(
     chosen = chosen or plan(tokens, hidden, intermediate, fp8_activations)
     routes = tokens * top_k
     rows = routes + tokens if shared else routes
+    _require_alignment(
+        x=x,
+        w13=w13,
+        w2=w2,
+        shared_w13=shared_w13,
+        shared_w2=shared_w2,
+    )
     activations = x.new_empty((rows, intermediate))
     products = torch.empty((rows, hidden), dtype=torch.float32, device=x.device)
     up, down = chosen.gate_up, chosen.down
+    hopper = capability(x.device)[0] == 9
     pdl = has_dependent_launch(x.device)
     constants = {
         "HIDDEN": hidden,
@@ -535,15 +654,16 @@ def moe_fp4_small_batch(
     # What is absent only needs the right type.
     dense13, dense13_scale = (shared_w13, shared_w13_scale) if shared else (w13, topk_weights)
     dense2, dense2_scale = (shared_w2, shared_w2_scale) if shared else (w2, topk_weights)
+    assert dense13 is not None and dense2 is not None
     pairs = activations.view(torch.int32)
     tiles = 2 * intermediate // up.rows
     _gate_up_kernel[(tiles * (routes + shared),)](
         x.view(torch.int32),
         topk_ids,
-        w13,
+        w13 if fp8_activations else w13.view(torch.int32),
         _scale_bytes(w13_scale),
         w13_global if nvfp4 else topk_weights,
-        dense13,
+        dense13.view(torch.int32),
         _scale_bytes(dense13_scale),
         pairs,
         routes,
@@ -554,9 +674,10 @@ def moe_fp4_small_batch(
         ROWS=up.rows,
         DEPTH=up.depth,
         STAGES=up.stages,
+        AHEAD=up.ahead,
         num_warps=up.warps,
         num_stages=up.stages,
-        maxnreg=up.registers,
+        maxnreg=up.registers if hopper else None,
         UP_FIRST=up_first,
         **constants,
         **launch,
@@ -566,10 +687,10 @@ def moe_fp4_small_batch(
         pairs,
         topk_ids,
         topk_weights,
-        w2,
+        w2 if fp8_activations else w2.view(torch.int32),
         _scale_bytes(w2_scale),
         w2_global if nvfp4 else topk_weights,
-        dense2,
+        dense2.view(torch.int32),
         _scale_bytes(dense2_scale),
         products,
         routes,
@@ -579,9 +700,10 @@ def moe_fp4_small_batch(
         BLOCKS=down.blocks,
         DEPTH=down.depth,
         STAGES=down.stages,
+        AHEAD=down.ahead,
         num_warps=down.warps,
         num_stages=down.stages,
-        maxnreg=down.registers,
+        maxnreg=down.registers if hopper else None,
         **constants,
         **launch,
     )
@@ -675,6 +797,15 @@ def _require_shared(
     return 1
 
 
+def _require_alignment(**tensors: torch.Tensor | None) -> None:
+    """Refuse tensors that do not begin at a multiple of 16 bytes: the kernels read 16 at once."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.data_ptr() % 16:
+            raise ValueError(
+                f"{name} must begin at a multiple of 16 bytes, it begins {tensor.data_ptr() % 16} after one"
+            )
+
+
 def _check_ids(topk_ids: torch.Tensor, experts: int) -> None:
     wrong = torch.nonzero((topk_ids < -1) | (topk_ids >= experts))
     if len(wrong):
@@ -698,14 +829,14 @@ def compile_cases() -> Iterator[CompileCase]:
         "products": "*fp32:16",
         "limit": "fp32",
         "shared_scale": "*fp32:16",
-        **dict.fromkeys(("w13", "w2"), "*u8:16"),
         **dict.fromkeys(("w13_global", "w2_global"), "*fp32:16"),
-        **dict.fromkeys(("shared_w13", "shared_w2"), "*fp8e4nv:16"),
+        **dict.fromkeys(("shared_w13", "shared_w2"), "*i32:16"),
     }
     for tokens in (1, 16, 64):
         for kind, group, fp8 in (("MXFP4", 32, False), ("NVFP4", 16, False), ("MXFP4 x MXFP8", 32, True)):
             chosen = plan(tokens, hidden, intermediate, fp8)
             scale = dict.fromkeys(("w13_scale", "w2_scale"), "*fp8e4nv:16" if group == 16 else "*u8:16")
+            packed = dict.fromkeys(("w13", "w2"), "*u8:16" if fp8 else "*i32:16")
             for name, kernel, cut in (
                 ("gate and up", _gate_up_kernel, chosen.gate_up),
                 ("down", _down_kernel, chosen.down),
@@ -714,7 +845,7 @@ def compile_cases() -> Iterator[CompileCase]:
                     op="moe_fp4_small_batch",
                     shape=f"{name}, {kind}, {tokens} tokens",
                     kernel=kernel,
-                    arguments=common | scale,
+                    arguments=common | scale | packed,
                     constexprs={
                         "HIDDEN": hidden,
                         "INTERMEDIATE": intermediate,
@@ -728,12 +859,13 @@ def compile_cases() -> Iterator[CompileCase]:
                         "STAGES": cut.stages,
                         "TOKENS": chosen.tokens,
                         "SHARED_TOKENS": chosen.shared_tokens,
+                        "AHEAD": cut.ahead,
                         "PDL": True,
                     },
                     num_warps=cut.warps,
                     num_stages=cut.stages,
                     uses_mma=True,
-                    options={"launch_pdl": True, "maxnreg": cut.registers},
+                    options={"launch_pdl": True},
                 )
     yield CompileCase(
         op="moe_fp4_small_batch",

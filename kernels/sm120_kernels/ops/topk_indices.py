@@ -17,6 +17,7 @@ TOPK = 512
 PAGE_TOKENS = 64
 MAX_WIDTH = 262144
 LIMIT = 1024
+CHUNK_LIMIT = 512
 GROUPS = 2048
 ABSENT = tl.constexpr(-(2**31))
 UNKNOWN = tl.constexpr(2**31 - 1)
@@ -225,9 +226,9 @@ def _store_all(out_row, raw_row, table, length, TOPK: tl.constexpr, PAGE: tl.con
 
 
 @triton.jit
-def _active_chunks(length, CHUNKS: tl.constexpr, TOPK: tl.constexpr):
-    """Programs that share a row: all of them from 512 scores each."""
-    return tl.minimum(tl.cdiv(length, TOPK), CHUNKS)
+def _active_chunks(length, CHUNKS: tl.constexpr):
+    """Programs that share a row: all of them from two lines each."""
+    return tl.minimum(tl.cdiv(length, 64), CHUNKS)
 
 
 @triton.jit
@@ -269,7 +270,7 @@ def _maxima_kernel(
     scores_ptr,
     lengths_ptr,
     maxima_ptr,
-    lines_ptr,
+    columns_ptr,
     rows,
     width,
     scores_stride,
@@ -281,37 +282,41 @@ def _maxima_kernel(
     BATCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program leaves the maxima of GROUPS groups of one chunk of one row; for BATCH, of its lines too."""
+    """A program leaves the maxima of GROUPS groups of one chunk of one row; for BATCH, of its columns too."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = (tl.program_id(0) % rows).to(tl.int64)
     chunk = tl.program_id(0) // rows
     length = tl.minimum(tl.load(lengths_ptr + row), width)
-    active = _active_chunks(length, CHUNKS, TOPK)
+    active = _active_chunks(length, CHUNKS)
     if (length > TOPK) & (chunk < active):
         keys = _load_scores(scores_ptr + row * scores_stride, length, chunk, active, BLOCK, COLUMNS)
-        if BATCH > 0:
-            lines_ptr += (row * CHUNKS + chunk) * (BLOCK // 32)
-            for r in tl.static_range(BLOCK // COLUMNS):
-                largest = tl.max(tl.reshape(keys[r], [COLUMNS // 32, 32]), axis=1)
-                tl.store(lines_ptr + r * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32), largest)
         maxima = _fold(keys, 1)[0]
+        if BATCH > 0:
+            tl.store(columns_ptr + (row * CHUNKS + chunk) * COLUMNS + tl.arange(0, COLUMNS), maxima)
         if GROUPS < COLUMNS:
-            maxima = tl.max(tl.reshape(maxima, [GROUPS, COLUMNS // GROUPS]), axis=1)
+            # So folded, the groups of a short row hold one score each.
+            maxima = tl.max(tl.reshape(maxima, [COLUMNS // GROUPS, GROUPS]), axis=0)
         tl.store(maxima_ptr + (row * CHUNKS + chunk) * GROUPS + tl.arange(0, GROUPS), maxima)
 
 
 @triton.jit
-def _load_lines(scores, lines_ptr, lines, length, chunk, active, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Keys and indices of the `lines` lines of a chunk that lines_ptr lists, tuples of ROWS rows of one a thread."""
+def _load_columns(
+    scores, list_ptr, count, length, chunk, active, ROWS: tl.constexpr, EACH: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Keys and indices of the `count` columns of a chunk that list_ptr lists, tuples of ROWS rows of one a thread.
+
+    EACH: keys of a column.
+    """
     keys = ()
     indices = ()
-    column = tl.arange(0, COLUMNS)
     for r in tl.static_range(ROWS):
-        entry = r * (COLUMNS // 32) + column // 32
-        line = tl.load(lines_ptr + entry, mask=entry < lines, other=0, cache_modifier=".cg")
+        place = r * COLUMNS + tl.arange(0, COLUMNS)
+        entry = place // EACH
+        column = tl.load(list_ptr + entry, mask=entry < count, other=0, cache_modifier=".cg")
+        line = place % EACH * (COLUMNS // 32) + column // 32
         index = (line * active + chunk) * 32 + column % 32
-        there = (entry < lines) & (index < length)
+        there = (entry < count) & (index < length)
         score = tl.load(scores + index, mask=there, other=0.0)
         keys = keys + (tl.where(there, _sortable(score.to(tl.int32, bitcast=True)), ABSENT),)
         indices = indices + (index,)
@@ -323,7 +328,7 @@ def _candidates_kernel(
     scores_ptr,
     lengths_ptr,
     maxima_ptr,
-    lines_ptr,
+    columns_ptr,
     keys_ptr,
     indices_ptr,
     counts_ptr,
@@ -344,7 +349,7 @@ def _candidates_kernel(
     """A program leaves the scores of one chunk of one row that reach the row's bound, at most LIMIT of them.
 
     Their keys and indices fill the first of the chunk's LIMIT slots, ABSENT follows up to SLOTS. The first chunk also
-    leaves the bound and the row's largest key. Where at most BATCH of the chunk's lines reach the bound, it reads no
+    leaves the bound and the row's largest key. Where at most BATCH of the chunk's columns reach the bound, it reads no
     others.
     """
     if PDL:
@@ -352,7 +357,7 @@ def _candidates_kernel(
     row = (tl.program_id(0) % rows).to(tl.int64)
     chunk = tl.program_id(0) // rows
     length = tl.minimum(tl.load(lengths_ptr + row), width)
-    active = _active_chunks(length, CHUNKS, TOPK)
+    active = _active_chunks(length, CHUNKS)
     scores = scores_ptr + row * scores_stride
     if BATCH == 0:
         keys = _load_scores(scores, length, chunk, active, BLOCK, COLUMNS)
@@ -366,8 +371,8 @@ def _candidates_kernel(
             group_ptr = maxima_ptr + row * CHUNKS * GROUPS + group
             maxima = maxima + (tl.load(group_ptr, mask=group < active * GROUPS, other=ABSENT),)
         if BATCH > 0:
-            line = tl.arange(0, BLOCK // 32)
-            largest = tl.load(lines_ptr + slots * (BLOCK // 32) + line)
+            column = tl.arange(0, COLUMNS)
+            largest = tl.load(columns_ptr + slots * COLUMNS + column)
         low, high = _bound(maxima, TOPK)
         if chunk == 0:
             tl.store(bounds_ptr + 2 * row, low)
@@ -378,11 +383,12 @@ def _candidates_kernel(
             reaches = (largest >= low).to(tl.int32)
             reaching = tl.sum(reaches)
             if reaching <= BATCH:
-                # The slots of the results hold the lines until then.
-                tl.store(indices_out + tl.cumsum(reaches) - reaches, line, mask=reaches > 0)
+                # The slots of the results hold the list until then.
+                tl.store(indices_out + tl.cumsum(reaches) - reaches, column, mask=reaches > 0)
                 tl.debug_barrier()
-                few_keys, indices = _load_lines(
-                    scores, indices_out, reaching, length, chunk, active, BATCH * 32 // COLUMNS, COLUMNS
+                EACH: tl.constexpr = BLOCK // COLUMNS
+                few_keys, indices = _load_columns(
+                    scores, indices_out, reaching, length, chunk, active, BATCH * EACH // COLUMNS, EACH, COLUMNS
                 )
                 tl.debug_barrier()
                 count = _compact(few_keys, indices, 0, 0, low, high, keys_out, indices_out, SLOTS, TOPK, LIMIT)
@@ -455,15 +461,17 @@ def _merge_kernel(
     if length <= TOPK:
         _store_all(out_row, raw_row, table, length, TOPK, PAGE, RAW)
     else:
-        active = _active_chunks(length, CHUNKS, TOPK)
+        active = _active_chunks(length, CHUNKS)
         keys_ptr += row * CHUNKS * LIMIT
         indices_ptr += row * CHUNKS * LIMIT
         counts_ptr += row * CHUNKS
         keys, indices = _load_candidates(keys_ptr, indices_ptr, active, SLOTS, LIMIT, COLUMNS, CHUNKS)
         low = tl.load(bounds_ptr + 2 * row)
         high = tl.load(bounds_ptr + 2 * row + 1)
-        chunk = tl.arange(0, CHUNKS)
-        most = tl.max(tl.load(counts_ptr + chunk, mask=chunk < active, other=0))
+        most = 0
+        if SLOTS < LIMIT:
+            chunk = tl.arange(0, CHUNKS)
+            most = tl.max(tl.load(counts_ptr + chunk, mask=chunk < active, other=0))
         if most <= SLOTS:
             _store_best(keys, indices, low, high, out_row, raw_row, table, TOPK, PAGE, RAW)
         else:
@@ -552,7 +560,7 @@ class Plan:
     @property
     def slots(self) -> int:
         """Candidates of each chunk that the merge takes in at first."""
-        return min(LIMIT, GROUPS // self.chunks)
+        return min(CHUNK_LIMIT, GROUPS // self.chunks)
 
     @property
     def compact(self) -> bool:
@@ -561,7 +569,7 @@ class Plan:
 
     @property
     def batch(self) -> int:
-        """Lines of a chunk that may reach the bound for it to read only those; 0 to read all of a small chunk."""
+        """Columns of a chunk that may reach the bound for it to read only those; 0 to read all of a small chunk."""
         return 1024 // self.chunks if self.chunks > 1 and self.block > 8192 else 0
 
 
@@ -571,7 +579,7 @@ def plan(width: int) -> Plan:
         block = max(1024, triton.next_power_of_2(width))
         return Plan(block, 1, max(4, block // 1024))
     block = 8192 if width <= 65536 else 16384
-    return Plan(block, triton.next_power_of_2(triton.cdiv(width, block)), 16, 16)
+    return Plan(block, triton.next_power_of_2(triton.cdiv(width, block)), 16, 8)
 
 
 def _constants(chosen: Plan, kernel: Any, raw: bool, pdl: bool) -> dict[str, Any]:
@@ -581,7 +589,7 @@ def _constants(chosen: Plan, kernel: Any, raw: bool, pdl: bool) -> dict[str, Any
         "TOPK": TOPK,
         "BLOCK": chosen.block,
         "CHUNKS": chosen.chunks,
-        "LIMIT": LIMIT,
+        "LIMIT": LIMIT if chosen.chunks == 1 else CHUNK_LIMIT,
         "COLUMNS": 32 * (chosen.merge_warps if merging else chosen.warps),
         "GROUPS": chosen.groups,
         "SLOTS": chosen.slots,
@@ -615,17 +623,17 @@ class Workspace:
 
     @staticmethod
     def allocate(rows: int, width: int, device: torch.device | str) -> Workspace:
-        """A workspace for calls of up to `rows` rows and `width` scores: at most 170 KiB a row."""
+        """A workspace for calls of up to `rows` rows and `width` scores: at most 110 KiB a row."""
         return Workspace(torch.empty(sum(_sizes(plan(width), rows)), dtype=torch.int32, device=device))
 
 
 def _sizes(chosen: Plan, rows: int) -> list[int]:
-    """Slots for candidates' keys and indices; with several chunks also counts, bounds, maxima and lines' maxima."""
-    per_row = [LIMIT * chosen.chunks, LIMIT * chosen.chunks]
-    if chosen.chunks > 1:
-        per_row += [chosen.chunks, 2, chosen.groups * chosen.chunks, chosen.block // 32 * chosen.chunks]
-    elif not chosen.compact:
-        return [0, 0]
+    """Slots for candidates' keys and indices; with several chunks also counts, maxima, columns' maxima and bounds."""
+    if chosen.chunks == 1:
+        per_row = [LIMIT, LIMIT] if chosen.compact else [0, 0]
+    else:
+        each = [CHUNK_LIMIT, CHUNK_LIMIT, 1, chosen.groups, 32 * chosen.warps]
+        per_row = [size * chosen.chunks for size in each] + [2]
     return [-(-rows * size // 4) * 4 for size in per_row]
 
 
@@ -712,7 +720,7 @@ def topk_indices(
     if chosen.chunks == 1:
         launch(_select_kernel, rows, scores, lengths, page_table, out, raw, keys, indices, seen, *shared)
         return out
-    counts, bounds, *maxima = notes
+    counts, *maxima, bounds = notes
     grid = rows * chosen.chunks
     candidates = (keys, indices, counts, bounds)
     launch(_maxima_kernel, grid, scores, lengths, *maxima, rows, seen, scores.stride(0))
@@ -725,7 +733,7 @@ def topk_indices(
 
 def compile_cases() -> Iterator[CompileCase]:
     """Every launch at every block size, and with raw positions."""
-    pointers = ["lengths", "table", "out", "raw", "maxima", "lines", "keys", "indices", "counts", "bounds"]
+    pointers = ["lengths", "table", "out", "raw", "maxima", "columns", "keys", "indices", "counts", "bounds"]
     arguments = {
         "scores_ptr": "*fp32:16",
         **{f"{name}_ptr": "*i32:16" for name in pointers},

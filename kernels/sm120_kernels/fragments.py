@@ -1,0 +1,121 @@
+"""Operands of small products, from memory to the tensor cores' registers without a detour through shared memory.
+
+A thread reads 16 consecutive bytes of a weight row; four neighbouring threads read 64. The columns of a product may be
+taken in any order as long as both operands agree, so they are numbered such that what a thread has read is what its
+place in the operand asks for: then no value changes hands, and a loop needs neither shared memory nor barriers. The
+compiler finds that out by itself from the shapes below (backwards from the product to the addresses).
+
+The interpreter takes the same columns in the same order, with fp32 in place of bf16.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from sm120_kernels.interpret import INTERPRETED
+from sm120_kernels.unpack import e2m1_pairs, e4m3_pairs, halves
+
+# Neighbouring columns of a bf16 operand that Triton gives a thread where the operand is joined from parts: 3.6 counts
+# the parts as narrower than they are. A wrong guess costs time, not correctness.
+_NEIGHBOURS = tl.constexpr(4 if triton.__version__ < "3.7" else 2)
+
+_WEIGHTS = tl.constexpr("ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];")
+_ACTIVATIONS = tl.constexpr("ld.global.v4.b32 {$0, $1, $2, $3}, [$4];")
+_SCALE = tl.constexpr("ld.global.nc.u8 $0, [$1];")
+
+
+@triton.jit
+def _load_words(pointers, INSTRUCTION: tl.constexpr):
+    if INTERPRETED:
+        a = tl.load(pointers)
+        b = tl.load(pointers + 1)
+        c = tl.load(pointers + 2)
+        d = tl.load(pointers + 3)
+    else:
+        # Not pure: the loads stay where they are written, the weights' ahead of their use.
+        a, b, c, d = tl.inline_asm_elementwise(
+            INSTRUCTION,
+            "=r,=r,=r,=r,l",
+            [pointers.to(tl.int64)],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=False,
+            pack=1,
+        )
+    return a, b, c, d
+
+
+@triton.jit
+def load_weights(pointers):
+    """The four int32 from each of `pointers` (int32, 16 bytes aligned) on, of memory that nothing writes meanwhile."""
+    return _load_words(pointers, _WEIGHTS)
+
+
+@triton.jit
+def load_activations(pointers):
+    """As `load_weights`, of what an earlier kernel wrote: after `gdc_wait`."""
+    return _load_words(pointers, _ACTIVATIONS)
+
+
+@triton.jit
+def load_scale(pointers):
+    """int32 of the byte at each of `pointers` (uint8), of memory that nothing writes meanwhile."""
+    if INTERPRETED:
+        value = tl.load(pointers).to(tl.int32)
+    else:
+        value = tl.inline_asm_elementwise(
+            _SCALE, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+        )
+    return value
+
+
+@triton.jit
+def _weight_operand(a, b, c, d, e, f, g, h, ROWS: tl.constexpr):
+    """[ROWS, 32] of eight [ROWS, 4]: the halves of pairs 0 to 3."""
+    value = tl.join(tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h)))
+    # Dimensions: row, thread of the four, half, low and high bit of the pair.
+    value = value.permute(0, 4, 1, 3, 2) if _NEIGHBOURS == 4 else value.permute(0, 4, 3, 1, 2)
+    return value.reshape(ROWS, 32)
+
+
+@triton.jit
+def _token_operand(a, b, c, d, e, f, g, h, TOKENS: tl.constexpr):
+    """[32, TOKENS] of eight [4, TOKENS], in the order of _weight_operand."""
+    value = tl.join(tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h)))
+    value = value.permute(4, 0, 3, 2, 1) if _NEIGHBOURS == 4 else value.permute(4, 3, 0, 2, 1)
+    return value.reshape(32, TOKENS)
+
+
+@triton.jit
+def e2m1_operand(word, factor, ROWS: tl.constexpr):
+    """Weights [ROWS, 32] bf16 of `word` [ROWS, 4] int32, eight E2M1 each, times `factor` as `e2m1_pairs` takes it."""
+    a, b, c, d, e, f, g, h = e2m1_pairs(word, factor)
+    return _weight_operand(a, b, c, d, e, f, g, h, ROWS)
+
+
+@triton.jit
+def e2m1_tokens(p, q, r, s, TOKENS: tl.constexpr):
+    """x [32, TOKENS] in the column order of `e2m1_operand`; p, q, r, s [4, TOKENS] int32 hold eight columns."""
+    a, e = halves(p)
+    c, g = halves(q)
+    b, f = halves(r)
+    d, h = halves(s)
+    return _token_operand(a, b, e, f, c, d, g, h, TOKENS)
+
+
+@triton.jit
+def e4m3_operand(first, second, ROWS: tl.constexpr):
+    """Weights [ROWS, 32] bf16 of two neighbouring words [ROWS, 4] int32, four e4m3 each, times 2 ** -120."""
+    a, b, c, d = e4m3_pairs(first)
+    e, f, g, h = e4m3_pairs(second)
+    return _weight_operand(a, b, c, d, e, f, g, h, ROWS)
+
+
+@triton.jit
+def e4m3_tokens(p, q, r, s, TOKENS: tl.constexpr):
+    """As `e2m1_tokens`, in the column order of `e4m3_operand`."""
+    a, c = halves(p)
+    b, d = halves(q)
+    e, g = halves(r)
+    f, h = halves(s)
+    return _token_operand(a, b, c, d, e, f, g, h, TOKENS)
