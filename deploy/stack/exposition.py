@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import generate_latest
@@ -62,16 +61,15 @@ def roles(states: Iterable[RoleState], at: datetime) -> str:
 
 def write_accepted(state: State, stack: Stack, acceptance: Acceptance, image: str) -> None:
     """Show an acceptance, and the containers at that moment, on the page of metrics, if there is one."""
+    if not state.metrics.is_dir():
+        return
     now = datetime.now(UTC)
-    _write(state.metrics / ACCEPTED_FILE, accepted(acceptance, {"profile": stack.profile, "image": image}, now))
+    write(state.metrics / ACCEPTED_FILE, accepted(acceptance, {"profile": stack.profile, "image": image}, now))
     write_roles(state, stack.roles(), now)
 
 
 def write_roles(state: State, states: Iterable[RoleState], at: datetime) -> None:
     """Show the containers on the page of metrics, if there is one."""
-    _write(state.metrics / ROLES_FILE, roles(states, at))
-
-
-def _write(file: Path, text: str) -> None:
-    if file.parent.is_dir():
-        write(file, text)
+    if not state.metrics.is_dir():
+        return
+    write(state.metrics / ROLES_FILE, roles(states, at))

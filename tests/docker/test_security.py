@@ -242,7 +242,6 @@ def test_one_request_is_followed_from_the_front_to_decode(project: Project, clie
     logs = {service: docker_log(project, service) for service in SERVICES}
     found = trace(logs, "order-66")
     assert set(found.roles) == {"front", "router", "prefill", "decode"}
-    assert [step.role for step in found.steps][-1] == "front"
     assert len(found.rooms) == 1
     ends = {step.role: step.details for step in found.steps if step.event == "finished"}
     assert ends["decode"]["completion_tokens"] == answer.json()["usage"]["completion_tokens"]
