@@ -52,7 +52,6 @@ def sglang_calls(torch: Any) -> list[tuple[str, tuple[Any, ...]]]:
         ("activation.silu_and_mul_clamp._jit_silu_and_mul_clamp_module", (bf16,)),
         # Input and output, group, then UE8M0 scales, rows, alignment, no SwiGLU, no mask, dependent launch.
         ("quantization.per_token_group_quant._jit_module", (bf16, e4m3, 128, False, False, True, False, False, True)),
-        ("gemm.fp8_blockwise_gemm._jit_fp8_blockwise_module", ()),
     ]
     # Pages of the sliding window: 64 tokens with SGLANG_OPT_SM120_DIRECT_SWA_KV, else 256.
     for page in (64, 256):
