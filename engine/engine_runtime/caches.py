@@ -69,10 +69,11 @@ def unpack(cache: Path, source: IO[bytes]) -> int:
                 _extract(archive, member, staging)
         for path in members(staging):
             place = cache / path.relative_to(staging)
-            if not place.exists():
-                place.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(place)
-                came += 1
+            if place.exists() or any(parent.is_file() for parent in place.parents):
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(place)
+            came += 1
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return came
