@@ -68,7 +68,7 @@ clean:  ## remove the tool environment and caches as well (after `make down`)
 
 .PHONY: test
 test: .venv/.synced /usr/bin/patch  ## lint, lock and tests: unit, kernels, patches, Docker end to end; starts what it needs and stops it again
-	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint lock-check test-unit test-kubernetes test-kernels test-patches test-docker test-faults-quick SELECT=
+	@$(DEPLOY) docker run -- $(MAKE) --no-print-directory lint lock-check test-unit test-kubernetes test-kernels test-patches test-docker SELECT=
 
 .PHONY: lock-check
 lock-check: .venv/.synced  ## does deploy.lock agree with the repository and deploy.toml? (`deploy lock` mends it)

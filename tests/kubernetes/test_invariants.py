@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runtime import launch
+from engine_runtime import launch, secret_files
 from interpreter import Pod, World, matches
 from rendering import FLEETS, overlays, rendered
 
@@ -166,7 +166,7 @@ def test_keys_are_files_and_in_no_manifest(world: World) -> None:
     (keys,) = [volume.secret for volume in pod.spec.volumes if volume.secret]
     assert not keys.optional
     mounted = {mount.mountPath: mount.subPath for mount in pod.container.volumeMounts if mount.subPath}
-    assert mounted == {str(file): file.name for file in (launch.API_KEY_FILE, launch.ADMIN_KEY_FILE)}
+    assert mounted == {str(file): file.name for file in (secret_files.KEYS_FILE, secret_files.ADMIN_KEY_FILE)}
 
 
 def change(items: list[dict[str, Any]], kind: str, **values: Any) -> list[dict[str, Any]]:
