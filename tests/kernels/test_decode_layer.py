@@ -8,6 +8,7 @@ from benchmarks import decode_layer
 from benchmarks.decode_layer import Caches, Requests, TorchWeights, Weights, all_torch, first_state, in_float64
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sm120_kernels import shapes
 
 
 def error(value: torch.Tensor, expected: torch.Tensor) -> float:
@@ -15,7 +16,7 @@ def error(value: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def test_there_are_43_layers_of_the_models_kinds() -> None:
-    counts = {ratio: decode_layer.RATIOS.count(ratio) for ratio in (0, 4, 128)}
+    counts = {ratio: shapes.RATIOS.count(ratio) for ratio in (0, 4, 128)}
     assert counts == {0: 2, 4: 21, 128: 20}
 
 
