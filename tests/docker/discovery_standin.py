@@ -210,9 +210,13 @@ def main() -> None:
     moved = {"--port=30000": "--port=31000", "--host=0.0.0.0": "--host=127.0.0.1"}
     arguments = [moved.get(argument, argument) for argument in exported["args"]]
     environment = {**os.environ, **exported["env"], "KUBECONFIG": str(kubeconfig)}
-    command = [sys.executable, "-m", "engine_runtime.launch", *arguments]
+    # Without its gate, which takes port 30000 of every address: here the stand-in engines have it.
+    assert arguments[0] == "router"
+    command = [sys.executable, "-m", "engine_runtime.launch", "router-alone", *arguments[1:]]
     with Path("/tmp/router.log").open("w") as log:
-        router = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        router = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
     steps: dict[str, Any] = {}
     try:
         expected = sorted(map(url, addresses.values()))
