@@ -84,6 +84,10 @@ def _undo(root: Path, state: State, before: set[str], volumes: set[str], report:
         if before:
             with suppress(DeployError):
                 gate.restore(stack, gate.view(stack).drained)
+        elif stack.leftovers():
+            # Docker refused to start what it had already made.
+            with _no_interruption():
+                stack.remove(keep_volumes=volumes, at_once=True)
         generations.sweep(state)
         journal.end(state)
         return "what ran before runs on" if before else "nothing was started"
