@@ -1,16 +1,10 @@
 """What an export is made from: deploy.toml, deploy.lock and the compose files, held against each other first."""
 
-import os
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from python_on_whales.exceptions import DockerException
-
 from deploy.errors import DeployError
-from deploy.host.docker_facts import INSTALL
-from deploy.host.errors import HostError
 from deploy.image.inputs import read_inputs
 from deploy.image.registry import parse_registry
 from deploy.kubernetes.cluster import MODEL_FOLDER, Cluster
@@ -19,9 +13,7 @@ from deploy.kubernetes.roles import Role, read_roles
 from deploy.lock.model import Lock, ModelLock, read_lock
 from deploy.spec.load import SpecFile
 from deploy.spec.profiles import ROUTER
-from deploy.stack.compose import stack_of, words
-from deploy.stack.environment import Facts, variables
-from deploy.stack.preview import preview, require_known_variables
+from deploy.stack.preview import preview_without_host
 from deploy.stack.roles import locked_roles
 
 BY_DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
@@ -81,18 +73,8 @@ def served_model(spec_file: SpecFile, lock: Lock) -> ModelLock | None:
 
 def _roles(root: Path, spec_file: SpecFile, lock: Lock) -> dict[str, Role]:
     """Each container as Compose has it, which must be what is locked."""
-    if not shutil.which("docker"):
-        raise HostError("there is no docker compose", "it says what the compose files come to", INSTALL)
     spec = spec_file.spec
-    stack = stack_of(root, Path(os.devnull), spec)
-    lines = variables(spec_file, Facts(image="", model=Path("/model"), api_key_file=None, limits={}))
-    require_known_variables(spec_file, stack.files, lines)
-    try:
-        config, _ = preview(stack, lines)
-    except DockerException as error:
-        raise DeployError(
-            "the compose files cannot be read", words(error), "restore them from git, or correct what it names"
-        ) from error
+    config = preview_without_host(root, spec_file)
     roles = read_roles(config, spec)
     found, locked = locked_roles(config), lock.roles.get(spec.profile, {})
     if differing := sorted(name for name in found | locked if found.get(name) != locked.get(name)):

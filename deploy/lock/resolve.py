@@ -6,21 +6,17 @@ is read), `model` (its files are read) and what came out of the image's build.
 """
 
 import hashlib
-import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from python_on_whales.exceptions import DockerException
 from sm120_kernels.plugin.table import HOOKS
 
 from deploy.errors import DeployError
-from deploy.host.docker_facts import INSTALL, MINIMUM_COMPOSE, MINIMUM_ENGINE
-from deploy.host.errors import HostError
+from deploy.host.docker_facts import MINIMUM_COMPOSE, MINIMUM_ENGINE
 from deploy.host.gpus import MINIMUM_DRIVER
 from deploy.image.inputs import IMAGE_NAME, ImageInputs, parse_uv_version, read_inputs
 from deploy.lock.debian import (
@@ -57,9 +53,7 @@ from deploy.lock.wheels import Target, group_disagreements, installed_wheels
 from deploy.model.hashing import folder_files, lock_folder
 from deploy.spec.load import SpecFile
 from deploy.spec.profiles import COMPOSE_FILES, Profile
-from deploy.stack.compose import stack_of, words
-from deploy.stack.environment import Facts, variables
-from deploy.stack.preview import preview, require_known_variables
+from deploy.stack.preview import preview_without_host
 from deploy.stack.roles import locked_roles
 
 # Which package brings the interpreter and which the C library; their versions decide which wheels fit.
@@ -232,19 +226,8 @@ def profile_roles(root: Path, spec_file: SpecFile, profile: Profile) -> dict[str
         HostError: there is no docker compose to ask.
         DeployError: Compose refuses its files.
     """
-    if not shutil.which("docker"):
-        raise HostError("there is no docker compose", "it says what the compose files come to", INSTALL)
     spec = spec_file.spec.model_copy(update={"profile": profile})
-    chosen = replace(spec_file, spec=spec)
-    stack = stack_of(root, Path(os.devnull), spec)
-    lines = variables(chosen, Facts(image="", model=Path("/model"), api_key_file=None, limits={}))
-    require_known_variables(chosen, stack.files, lines)
-    try:
-        config, _ = preview(stack, lines)
-    except DockerException as error:
-        raise DeployError(
-            "the compose files cannot be read", words(error), "restore them from git, or correct what it names"
-        ) from error
+    config = preview_without_host(root, replace(spec_file, spec=spec))
     return dict(sorted(locked_roles(config).items()))
 
 

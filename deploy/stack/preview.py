@@ -1,15 +1,22 @@
 """What a spec would give, without starting anything."""
 
 import difflib
+import os
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from python_on_whales.exceptions import DockerException
+
+from deploy.errors import DeployError
+from deploy.host.docker_facts import INSTALL
+from deploy.host.errors import HostError
 from deploy.spec.load import Problem, SpecError, SpecFile
 from deploy.spec.positions import Position
-from deploy.stack.compose import Stack
-from deploy.stack.environment import Variable, render
+from deploy.stack.compose import Stack, stack_of, words
+from deploy.stack.environment import Facts, Variable, render, variables
 from deploy.stack.origins import Setting, settings, variable_names
 
 
@@ -20,6 +27,26 @@ def preview(stack: Stack, lines: list[Variable]) -> tuple[dict[str, Any], list[S
         file.flush()
         config = replace(stack, environment=Path(file.name)).config()
     return config, settings(config, stack.files, lines)
+
+
+def preview_without_host(root: Path, spec_file: SpecFile) -> dict[str, Any]:
+    """The effective compose configuration with nothing of this host in it: what a lock and an export are made from.
+
+    Raises:
+        HostError: there is no docker compose to ask.
+        DeployError: Compose refuses its files.
+    """
+    if not shutil.which("docker"):
+        raise HostError("there is no docker compose", "it says what the compose files come to", INSTALL)
+    stack = stack_of(root, Path(os.devnull), spec_file.spec)
+    lines = variables(spec_file, Facts(image="", model=Path("/model"), api_key_file=None, limits={}))
+    require_known_variables(spec_file, stack.files, lines)
+    try:
+        return preview(stack, lines)[0]
+    except DockerException as error:
+        raise DeployError(
+            "the compose files cannot be read", words(error), "restore them from git, or correct what it names"
+        ) from error
 
 
 def require_known_variables(spec_file: SpecFile, files: list[Path], lines: list[Variable]) -> None:
