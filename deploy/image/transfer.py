@@ -25,6 +25,8 @@ ADVICE = Advice(
     unreachable="check the network and the registry's address",
 )
 DOCKER_FOLDER = Path("/var/lib/docker")
+KEPT_BYTES = 16 * 2**20
+"""Packed layers up to this size stay in the cache: those above the wheels. Docker gives none of its own back."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -183,13 +185,21 @@ def pull(
         Item(f"layer {blob.digest}", client.blob_address(blob.digest), blob.sha256, files[blob.digest], blob.size)
         for blob in (manifest.config, *missing)
     ]
+    absent = [layer for layer in missing if not files[layer.digest].exists()]
     fetch(items, client.http, ADVICE, lambda done, total: progress("layers", done, total))
     config = files[manifest.config.digest].read_bytes()
     arrived = Image(manifest, config, {layer.digest: _opener(files[layer.digest]) for layer in missing})
     found = load(arrived, image, docker, progress)
-    for path in files.values():
-        path.unlink(missing_ok=True)
-    return Pulled(found, len(missing), size)
+    _clear(cache, manifest)
+    return Pulled(found, len(absent), sum(layer.size for layer in absent))
+
+
+def _clear(cache: Path, manifest: Manifest) -> None:
+    """Leave the small layers for the pull of the next image, and what a cut pull of another left of large ones."""
+    size = {layer.sha256: layer.size for layer in manifest.layers}
+    for path in cache.iterdir():
+        if (path.name in size) != (path.stat().st_size <= KEPT_BYTES):
+            path.unlink(missing_ok=True)
 
 
 def _offered(image: ImageLock, client: Client) -> Manifest:

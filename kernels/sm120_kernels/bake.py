@@ -23,7 +23,7 @@ import sys
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -225,9 +225,16 @@ def in_share(names: Sequence[str], share: str) -> list[str]:
     return [name for name in names if zlib.crc32(name.encode()) % of == place - 1]
 
 
-def set_times(target: Path, seconds: float) -> None:
-    """Give everything in a folder, the folder and the one above the same time."""
-    for path in (*target.rglob("*"), target, target.parent):
+def set_times(target: Path, names: Iterable[str], seconds: float) -> None:
+    """Give some folders of a folder with all that is in them, the folder and the one above the same time.
+
+    What else is there is not touched: it lies in a lower layer of an image and would be in this one once more.
+    """
+    for name in names:
+        for path in (target / name).rglob("*"):
+            os.utime(path, (seconds, seconds))
+        os.utime(target / name, (seconds, seconds))
+    for path in (target, target.parent):
         os.utime(path, (seconds, seconds))
 
 
@@ -275,10 +282,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         cache = arguments.cache or Path(temporary)
         seen = bake(arguments.folder, arguments.capability, names, arguments.jobs, cache)
+    written = {folder.name for folder in seen.folders}
     if arguments.share.startswith("1/"):
         bake_launcher(arguments.folder)
+        written.add(baked.LAUNCHER)
     if epoch := os.environ.get("SOURCE_DATE_EPOCH"):
-        set_times(arguments.folder, float(epoch))
+        set_times(arguments.folder, written, float(epoch))
     size = sum(path.stat().st_size for path in arguments.folder.rglob("*") if path.is_file())
     facts = {"ops": names, "kernels": len(seen.folders), "compiled": len(seen.compiled), "bytes": size}
     sys.stdout.write(json.dumps(facts) + "\n")

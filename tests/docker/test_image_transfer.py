@@ -35,6 +35,7 @@ BASE_BYTES, TOP_BYTES = 5_000_000, 20_000
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deploy.fetch, "PAUSE_S", 0.01)
+    monkeypatch.setattr(transfer, "KEPT_BYTES", BASE_BYTES - 1)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def test_a_pushed_image_comes_back_the_same_and_the_lock_knows_it(
     assert pulled.size == sum(layer.blob_size for layer in pushed.image.layer)
     assert {what for what, _, _ in seen} == {"layers", "image"}
     assert any(0 < done < total for _, done, total in seen)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [pushed.image.layer[1].blob[7:]]
     # No trace of the registry's name is left.
     assert docker("image", "ls", "--quiet", "--filter", f"reference={client.registry.name}") == ""
 
@@ -124,6 +125,25 @@ def test_only_the_changed_layer_is_transferred(place: Place, images: list[ImageL
     assert pulled.layers == 1
     assert place.proxy.sent - before < TOP_BYTES + 20_000
     assert pulled.image.id == second.id
+
+
+def test_a_small_layer_above_the_changed_one_is_not_transferred_again(
+    place: Place, base: bytes, tmp_path: Path
+) -> None:
+    top = os.urandom(TOP_BYTES)
+    contents = (base, os.urandom(TOP_BYTES) + base)
+    images = [build(tmp_path / str(number), content, top) for number, content in enumerate(contents)]
+    try:
+        with place.client() as client:
+            first, second = (push(image, client).image for image in images)
+            forget(*images)
+            pull(first, client, cache=tmp_path / "cache")
+            pulled = pull(second, client, cache=tmp_path / "cache")
+        assert (pulled.layers, pulled.size) == (1, second.layer[0].blob_size)
+        assert pulled.image.id == second.id
+    finally:
+        for image in images:
+            subprocess.run(["docker", "image", "rm", "--force", tag_of(image)], capture_output=True)
 
 
 def test_a_pull_that_is_cut_again_and_again_goes_on_where_it_was(
@@ -162,7 +182,7 @@ def test_a_killed_pull_is_continued_by_the_next(place: Place, images: list[Image
         assert kept > 500_000
         before, place.proxy.cut_after = place.proxy.sent, None
         pulled = pull(pushed, client, cache=cache)
-    assert place.proxy.sent - before < pulled.size - kept + 20_000
+    assert place.proxy.sent - before < sum(layer.blob_size for layer in pushed.layer) - kept + 20_000
     assert pulled.image.id == pushed.id
 
 

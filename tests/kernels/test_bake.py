@@ -158,6 +158,19 @@ def test_each_op_is_in_one_share_whatever_other_ops_there_are() -> None:
             bake.in_share(names, bad)
 
 
+def test_what_an_earlier_share_wrote_is_not_touched_by_the_next(tmp_path: Path) -> None:
+    target = tmp_path / "above" / "baked"
+    for name in ("earlier", "now"):
+        (target / name).mkdir(parents=True)
+        (target / name / "kernel.cubin").write_text(name)
+    before = [path.stat().st_ctime_ns for path in (target / "earlier", target / "earlier" / "kernel.cubin")]
+    bake.set_times(target, ["now"], 7.0)
+    assert before == [path.stat().st_ctime_ns for path in (target / "earlier", target / "earlier" / "kernel.cubin")]
+    assert {path.stat().st_mtime for path in (target.parent, target, *(target / "now").rglob("*"), target / "now")} == {
+        7.0
+    }
+
+
 def test_every_op_that_a_hook_calls_is_baked() -> None:
     assert bake.served_ops() == sorted({hook.op for hook in HOOKS})
     assert set(bake.served_ops()) <= set(bake.op_names())
