@@ -141,16 +141,16 @@ def stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[St
         monkeypatch.setenv("COMPOSE_PROJECT_NAME", f"dsv4-test-{uuid.uuid4().hex[:8]}")
         stack = Stack(ROOT, Path("/dev/null"), "cpu")
         assert stack.project
-        container.make_volume(stack)
+        container.make_volume(stack.project)
         made.append(stack)
     yield made[0], made[1]
     for stack in made:
-        subprocess.run(["docker", "volume", "rm", "--force", container.volume_name(stack)], capture_output=True)
+        subprocess.run(["docker", "volume", "rm", "--force", container.volume_name(stack.project)], capture_output=True)
 
 
 def inside(stack: Stack, image: str, script: str) -> str:
     """A shell beside a stack's cache, as the engine's user."""
-    mount = f"{container.volume_name(stack)}:{container.CACHE}"
+    mount = f"{container.volume_name(stack.project)}:{container.CACHE}"
     return docker(
         "run", "--rm", "--network", "none", "--volume", mount, "--workdir", container.CACHE, "--entrypoint", "sh",
         image, "-c", script,
@@ -173,23 +173,25 @@ def test_what_one_host_compiled_is_on_the_next_before_its_engines_start(
     inside(first, image, COMPILE)
     steps: list[tuple[int, int]] = []
     with place.client() as client:
-        baked = artifact.bake(first, place.image, image, "cpu", client, lambda done, total: steps.append((done, total)))
+        baked = artifact.bake(
+            first.project, place.image, image, "cpu", client, lambda done, total: steps.append((done, total))
+        )
         assert baked.packed.files == 2
         assert steps and steps[-1][0] == steps[-1][1] == baked.packed.size
         locked = artifact.with_cache(place.image, baked.cache)
         inside(second, image, "mkdir -p triton/KEY; echo mine > triton/KEY/own.cubin")
         state = State(tmp_path / "state")
-        said = artifact.restore(second, locked, image, "cpu", client, state)
+        said = artifact.restore(second.project, locked, image, "cpu", client, state)
         assert said.startswith("2 files, 0.3 MB from 127.0.0.1")
         there = inside(second, image, LIST)
         for line in inside(first, image, LIST).splitlines():
             assert line in there or "locks" in line
         assert "own.cubin" in there and "deps-3" not in inside(second, image, "find .")
         assert " 65532\n" in there and " 0\n" not in there
-        assert artifact.restore(second, locked, image, "cpu", client, state) == "already here"
+        assert artifact.restore(second.project, locked, image, "cpu", client, state) == "already here"
         # A volume that is new is filled anew.
-        docker("volume", "rm", container.volume_name(second))
-        assert artifact.restore(second, locked, image, "cpu", client, state).startswith("2 files")
+        docker("volume", "rm", container.volume_name(second.project))
+        assert artifact.restore(second.project, locked, image, "cpu", client, state).startswith("2 files")
 
 
 def test_a_cache_is_for_one_kind_of_gpu_and_its_absence_stops_nothing(
@@ -199,14 +201,16 @@ def test_a_cache_is_for_one_kind_of_gpu_and_its_absence_stops_nothing(
     inside(first, image, COMPILE)
     state = State(tmp_path / "state")
     with place.client() as client:
-        baked = artifact.bake(first, place.image, image, "cpu", client, lambda done, total: None)
+        baked = artifact.bake(first.project, place.image, image, "cpu", client, lambda done, total: None)
         locked = artifact.with_cache(place.image, baked.cache)
-        assert artifact.restore(second, locked, image, "sm_120", client, state).startswith("none baked for sm_120")
+        assert artifact.restore(second.project, locked, image, "sm_120", client, state).startswith(
+            "none baked for sm_120"
+        )
         gone = locked.model_copy(update={"cache": (baked.cache.model_copy(update={"manifest": "sha256:" + "0" * 64}),)})
-        assert "has none for cpu" in artifact.restore(second, gone, image, "cpu", client, state)
+        assert "has none for cpu" in artifact.restore(second.project, gone, image, "cpu", client, state)
     away = replace(parse_registry("127.0.0.1:1"))
     with Client(away) as client:
-        assert "does not answer" in artifact.restore(second, locked, image, "cpu", client, state)
+        assert "does not answer" in artifact.restore(second.project, locked, image, "cpu", client, state)
     assert inside(second, image, "find . -type f") == ""
 
 
@@ -216,14 +220,14 @@ def test_another_cache_in_the_place_of_the_locked_one_is_refused(
     first, second = stacks
     inside(first, image, COMPILE)
     with place.client() as client:
-        cache = artifact.bake(first, place.image, image, "cpu", client, lambda done, total: None).cache
+        cache = artifact.bake(first.project, place.image, image, "cpu", client, lambda done, total: None).cache
         blob = next((tmp_path / "registry").rglob(f"{cache.blob.removeprefix('sha256:')}/data"))
         content = bytearray(blob.read_bytes())
         content[1000] ^= 1
         blob.write_bytes(content)
         locked = artifact.with_cache(place.image, cache)
         with pytest.raises(DeployError):
-            artifact.restore(second, locked, image, "cpu", client, State(tmp_path / "state"))
+            artifact.restore(second.project, locked, image, "cpu", client, State(tmp_path / "state"))
     assert inside(second, image, "find . -type f") == ""
 
 
@@ -232,10 +236,12 @@ def test_an_empty_cache_and_an_image_in_no_registry_are_refused_with_the_way_out
 ) -> None:
     with place.client() as client:
         with pytest.raises(DeployError) as empty:
-            artifact.bake(stacks[0], place.image, image, "cpu", client, lambda done, total: None)
+            artifact.bake(stacks[0].project, place.image, image, "cpu", client, lambda done, total: None)
         assert "deploy up" in empty.value.fix
         with pytest.raises(DeployError) as unpushed:
-            artifact.bake(stacks[0], place.image.model_copy(update={"manifest": ""}), image, "cpu", client, print)
+            artifact.bake(
+                stacks[0].project, place.image.model_copy(update={"manifest": ""}), image, "cpu", client, print
+            )
         assert unpushed.value.fix == "deploy push"
 
 
@@ -244,6 +250,6 @@ def test_no_container_is_left_behind_when_unpacking_fails(
 ) -> None:
     (tmp_path / "damaged").write_bytes(b"no archive")
     with pytest.raises(DeployError, match="could not be unpacked"):
-        container.unpack(stacks[1], image, tmp_path / "damaged")
+        container.unpack(stacks[1].project, image, tmp_path / "damaged")
     names = [one.name for one in DockerClient().container.list(all=True)]
     assert not [name for name in names if name.startswith(f"{stacks[1].project}-caches")]
