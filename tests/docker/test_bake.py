@@ -63,12 +63,22 @@ print(json.dumps(found))
 """
 
 
-def python(image: str, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+CUOBJDUMP = "/opt/venv/lib/python3.11/site-packages/triton/backends/nvidia/bin/cuobjdump"
+MODULE = "mxfp8_quantization_sm100"
+LOAD = f"""{PRELUDE}
+from engine_runtime import caches
+from flashinfer.quantization import fp8_quantization
+fp8_quantization.get_mxfp8_quantization_sm100_module()
+print(json.dumps(caches.count(caches.CACHE)))
+"""
+
+
+def python(image: str, code: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program in the image as an engine runs: no network, nothing writable but /tmp."""
     named = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
     command = ["docker", "run", "--rm", "--interactive", "--network", "none", "--read-only", "--cap-drop", "ALL"]
     command += ["--tmpfs", "/tmp:mode=1777,exec", "--volume", f"{ROOT / 'deploy/image'}:/modules:ro", *named]
-    command += ["--entrypoint", "python", image, "-W", "ignore", "-"]
+    command += [*options, "--entrypoint", "python", image, "-W", "ignore", "-"]
     return subprocess.run(command, input=code, capture_output=True, text=True, timeout=300)
 
 
@@ -164,6 +174,40 @@ head -c 300000 /dev/urandom > triton/KEY/kernel.cubin; echo built > flashinfer/m
 touch -d 2026-02-03T04:05:06Z flashinfer/module.so
 """
 LIST = "find . -type f -exec stat --format '%n %s %Y %u' {} + | sort; find . -type f -exec sha256sum {} + | sort"
+
+
+def test_a_module_compiled_without_a_gpu_is_what_an_engine_loads_where_nothing_may_be_compiled(
+    stacks: tuple[Stack, Stack], image: str, tmp_path: Path
+) -> None:
+    first, second = (stack.project for stack in stacks)
+    said: list[str] = []
+    container.compile_modules(first, image, [MODULE], 2, said.append)
+    (made,) = (json.loads(line) for line in said if line.startswith("{"))
+    assert made["module"] == MODULE and made["bytes"] > 10_000
+
+    def load(project: str) -> subprocess.CompletedProcess[str]:
+        mount = f"{container.volume_name(project)}:{container.CACHE}:ro"
+        return python(
+            image, LOAD, "--volume", mount, FLASHINFER_DISABLE_JIT="1", FLASHINFER_WORKSPACE_BASE="/tmp/workspace"
+        )
+
+    done = load(second)
+    assert done.returncode and "MissingJITCacheError" in done.stderr
+    # Packed, it is one file: what only the compiler needed stays where it is.
+    assert container.pack(first, image, tmp_path / "packed").files == 1
+    assert container.unpack(second, image, tmp_path / "packed") == 1
+    assert answer(load(second)) == {"files": 1, "bytes": made["bytes"]}
+    listed = inside(stacks[1], image, f"{CUOBJDUMP} --list-elf $(find . -name {MODULE}.so)")
+    kinds = set(re.findall(r"\.(sm_\w+)\.cubin", listed))
+    assert kinds and kinds <= {"sm_120", "sm_120f", "sm_120a"}, listed
+    again: list[str] = []
+    container.compile_modules(first, image, [MODULE], 2, again.append)
+    assert again == []
+
+
+def test_an_unknown_module_is_named_with_those_there_are(stacks: tuple[Stack, Stack], image: str) -> None:
+    with pytest.raises(DeployError, match=r"sampling_2: not one of .*sampling"):
+        container.compile_modules(stacks[0].project, image, ["sampling_2"], 1, print)
 
 
 def test_what_one_host_compiled_is_on_the_next_before_its_engines_start(

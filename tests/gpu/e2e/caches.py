@@ -52,7 +52,8 @@ def registry() -> Generator[Client]:
         "version: 0.1\nlog: {level: error}\n"
         f"storage: {{filesystem: {{rootdirectory: {HOME / 'registry'}}}}}\nhttp: {{addr: '127.0.0.1:{PORT}'}}\n"
     )
-    process = subprocess.Popen([HOME / "docker-registry", "serve", configuration])
+    with (HOME / "registry.log").open("w") as log:
+        process = subprocess.Popen([HOME / "docker-registry", "serve", configuration], stdout=log, stderr=log)
     try:
         for _ in range(200):
             try:
@@ -86,7 +87,7 @@ def bake() -> dict[str, object]:
 
 
 def restore() -> dict[str, object]:
-    caches.CACHE.rename(HOME / f"cache-before-{time.time():.0f}")
+    caches.CACHE.rename(caches.CACHE.with_name(f"engine-before-{time.time_ns()}"))
     caches.CACHE.mkdir()
     lock = ImageLock.model_validate_json(FACTS.read_text())
     begun = time.monotonic()
