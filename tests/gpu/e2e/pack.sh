@@ -42,7 +42,7 @@ cd "$out"
 fetch wheels sglang==0.5.23 sglang-kernel==0.4.10 flashinfer-python==0.7.2 sgl-flash-mla==1.0.0 \
     humming-kernels==0.1.12 compressed-tensors==0.18.0
 fetch old sglang-kernel==0.4.5 sgl-deep-gemm==0.1.4.post1; fetch nixl nixl==1.5.1 nixl-cu13==1.5.1
-fetch controller python-on-whales zstandard typer rich shellingham
+fetch controller python-on-whales zstandard typer rich shellingham tomli-w python-debian
 "$python" -m venv venv
 venv/bin/pip install -q uv
 venv/bin/uv pip install -q --python venv/bin/python -r "$here/requirements.txt"
