@@ -56,6 +56,10 @@ RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=modul
     # Names that a linker asks for and CUDA's wheels lack; the driver's library itself is only there at run time.
     mkdir /opt/cuda-link; ln -s "$CUDA_HOME/lib/libcudart.so.13" /opt/cuda-link/libcudart.so; \
     gcc -shared -nostdlib -Wl,-soname,libcuda.so.1 -o /opt/cuda-link/libcuda.so -x c /dev/null; \
+    # Here FlashInfer takes modules from before it compiles them; `deploy bake modules` puts them into the engines' cache.
+    site=/opt/venv/lib/python3.11/site-packages; \
+    version=$(python -c 'from importlib.metadata import version; print(version("flashinfer-python"))'); \
+    ln -s "/var/cache/engine/.cache/flashinfer/$version/120f/aot" "$site/flashinfer/data/aot"; \
     python -W ignore /tmp/modules/bake_modules.py /opt/baked/sglang-jit; \
     find /opt -depth -newermt "@$SOURCE_DATE_EPOCH" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 

@@ -28,6 +28,7 @@ TITLES = {
     "start": "Start",
     "accept": "Acceptance",
     "warm": "Warm up",
+    "compile": "Modules",
     "push": "Registry",
     "clean": "Clean up",
     "heal": "Heal",

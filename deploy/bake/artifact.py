@@ -14,7 +14,6 @@ from deploy.host.report import Gpu
 from deploy.image.registry import Client, Manifest, NotInRegistry, RegistryUnreachable
 from deploy.image.transfer import ADVICE
 from deploy.lock.model import ImageLock, LockedCache
-from deploy.stack.compose import Stack
 from deploy.stack.state import State, write
 
 MEDIA_TYPE = "application/vnd.deepseek-v4-flash-sm120.caches.v1.tar+zstd"
@@ -59,10 +58,11 @@ def find(image: ImageLock | None, gpu: str) -> LockedCache | None:
     return next((cache for cache in image.cache if cache.gpu == gpu), None) if image else None
 
 
-def bake(stack: Stack, image: ImageLock, name: str, gpu: str, client: Client, harvested: Progress) -> Baked:
+def bake(project: str, image: ImageLock, name: str, gpu: str, client: Client, harvested: Progress) -> Baked:
     """Take the engines' cache and put it beside the image.
 
     Args:
+        project: whose cache it is; Docker's names begin with it.
         name: what Docker calls the image.
         harvested: called with bytes packed and in all.
 
@@ -72,11 +72,11 @@ def bake(stack: Stack, image: ImageLock, name: str, gpu: str, client: Client, ha
     subject = _subject(image, client)
     with tempfile.TemporaryDirectory(dir=_folder()) as folder:
         file = Path(folder, "caches")
-        packed = container.pack(stack, name, file, harvested)
+        packed = container.pack(project, name, file, harvested)
         if not packed.files:
             raise DeployError(
                 "there is nothing to bake",
-                f"the volume {container.volume_name(stack)} holds nothing that was compiled",
+                f"the volume {container.volume_name(project)} holds nothing that was compiled",
                 "deploy up, and bake once it serves",
             )
         content = file.read_bytes()
@@ -101,7 +101,7 @@ def with_cache(image: ImageLock, cache: LockedCache) -> ImageLock:
 
 
 def restore(
-    stack: Stack,
+    project: str,
     image: ImageLock,
     name: str,
     gpu: str,
@@ -109,7 +109,7 @@ def restore(
     state: State,
     progress: Progress = lambda done, total: None,
 ) -> str:
-    """Fill the stack's cache with the locked one, once for each volume. Returns in words what was done.
+    """Fill the project's cache with the locked one, once for each volume. Returns in words what was done.
 
     A registry that does not answer or has no such cache is no reason not to start: the engines compile for themselves.
 
@@ -124,7 +124,7 @@ def restore(
     if cache is None:
         return f"none baked for {gpu} (deploy bake): what the image lacks is compiled"
     record = state.folder / "caches.json"
-    if _recorded(record) == _mark(stack, cache):
+    if _recorded(record) == _mark(project, cache):
         return "already here"
     target = _folder() / cache.blob.removeprefix("sha256:")
     item = Item(
@@ -142,14 +142,14 @@ def restore(
         return f"{client.registry.host} has none for {gpu}: what the image lacks is compiled"
     except RegistryUnreachable as error:
         return f"{error.message}: what the image lacks is compiled"
-    came = container.unpack(stack, name, target)
+    came = container.unpack(project, name, target)
     target.unlink(missing_ok=True)
-    write(record, json.dumps(_mark(stack, cache)))
+    write(record, json.dumps(_mark(project, cache)))
     return f"{came} files, {cache.size / 1e6:,.1f} MB from {client.registry.host}"
 
 
-def _mark(stack: Stack, cache: LockedCache) -> dict[str, str]:
-    return {"volume": container.volume_name(stack), "made": container.volume_made(stack), "cache": cache.manifest}
+def _mark(project: str, cache: LockedCache) -> dict[str, str]:
+    return {"volume": container.volume_name(project), "made": container.volume_made(project), "cache": cache.manifest}
 
 
 def _recorded(record: Path) -> object:

@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-Step = Literal["host", "image", "caches", "model", "start", "accept", "warm", "push", "clean", "heal", "drain"]
+Step = Literal[
+    "host", "image", "caches", "model", "start", "accept", "warm", "compile", "push", "clean", "heal", "drain"
+]
 
 
 @dataclass(frozen=True)

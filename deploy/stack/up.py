@@ -196,7 +196,7 @@ def _restore_caches(
         running.progress("from the registry", done, total)
 
     with Client(parse_registry(spec_file.spec.image.registry)) as client:
-        return restore(stack, locked, image, gpu, client, state, progress)
+        return restore(stack.project, locked, image, gpu, client, state, progress)
 
 
 def _copy_secrets(spec_file: SpecFile, state: State) -> None:

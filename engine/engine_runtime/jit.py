@@ -1,8 +1,9 @@
 """What the image brings compiled, and how much an engine had to compile beyond it.
 
 Triton's cache writes each compilation of this container down (`sm120_kernels.baked`). The other compilers are counted
-by what is in their folders now and was not at the start; roles of one host share these folders, so each of them counts
-what either compiled. `python -m engine_runtime.jit` prints how much each compiler has written so far.
+by the files in their folders that were not there at the start, or were others: ninja writes a stale module anew in its
+place. Roles of one host share these folders, so each of them counts what either compiled. `python -m
+engine_runtime.jit` prints how much each compiler has written so far.
 """
 
 import json
@@ -28,6 +29,9 @@ FOLDERS = {
     "inductor": ("TORCHINDUCTOR_CACHE_DIR", "", ".so"),
 }
 SECONDS_BEFORE_READY, SECONDS_AFTER = 2.0, 60.0
+
+Entry = tuple[str, int]
+"""A compiled file: its path, and when it was written in nanoseconds since 1970."""
 
 
 def link_baked(baked: Path, cache: Path) -> int:
@@ -55,17 +59,26 @@ def link_baked(baked: Path, cache: Path) -> int:
     return len(leaves)
 
 
-def entries(environment: Mapping[str, str]) -> dict[str, set[str]]:
+def entries(environment: Mapping[str, str]) -> dict[str, set[Entry]]:
     """The compiled files in each compiler's folder. Links are not followed: they lead to what was baked."""
-    found: dict[str, set[str]] = {}
+    found: dict[str, set[Entry]] = {}
     for name, (variable, below, ending) in FOLDERS.items():
         if environment.get(variable):
             walk = os.walk(Path(environment[variable], below))
-            found[name] = {f"{path}/{file}" for path, _, files in walk for file in files if file.endswith(ending)}
+            paths = (f"{path}/{file}" for path, _, files in walk for file in files if file.endswith(ending))
+            found[name] = {entry for entry in map(_entry, paths) if entry}
     return found
 
 
-def count(before: Mapping[str, set[str]], environment: Mapping[str, str], log: Path = TRITON_LOG) -> dict[str, int]:
+def _entry(path: str) -> Entry | None:
+    try:
+        return path, Path(path).stat().st_mtime_ns
+    except FileNotFoundError:
+        # A compiler that runs beside this moved it into place.
+        return None
+
+
+def count(before: Mapping[str, set[Entry]], environment: Mapping[str, str], log: Path = TRITON_LOG) -> dict[str, int]:
     """Compilations by compiler.
 
     Args:

@@ -63,12 +63,22 @@ print(json.dumps(found))
 """
 
 
-def python(image: str, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+CUOBJDUMP = "/opt/venv/lib/python3.11/site-packages/triton/backends/nvidia/bin/cuobjdump"
+MODULE = "mxfp8_quantization_sm100"
+LOAD = f"""{PRELUDE}
+from engine_runtime import caches
+from flashinfer.quantization import fp8_quantization
+fp8_quantization.get_mxfp8_quantization_sm100_module()
+print(json.dumps(caches.count(caches.CACHE)))
+"""
+
+
+def python(image: str, code: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program in the image as an engine runs: no network, nothing writable but /tmp."""
     named = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
     command = ["docker", "run", "--rm", "--interactive", "--network", "none", "--read-only", "--cap-drop", "ALL"]
     command += ["--tmpfs", "/tmp:mode=1777,exec", "--volume", f"{ROOT / 'deploy/image'}:/modules:ro", *named]
-    command += ["--entrypoint", "python", image, "-W", "ignore", "-"]
+    command += [*options, "--entrypoint", "python", image, "-W", "ignore", "-"]
     return subprocess.run(command, input=code, capture_output=True, text=True, timeout=300)
 
 
@@ -141,16 +151,16 @@ def stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[St
         monkeypatch.setenv("COMPOSE_PROJECT_NAME", f"dsv4-test-{uuid.uuid4().hex[:8]}")
         stack = Stack(ROOT, Path("/dev/null"), "cpu")
         assert stack.project
-        container.make_volume(stack)
+        container.make_volume(stack.project)
         made.append(stack)
     yield made[0], made[1]
     for stack in made:
-        subprocess.run(["docker", "volume", "rm", "--force", container.volume_name(stack)], capture_output=True)
+        subprocess.run(["docker", "volume", "rm", "--force", container.volume_name(stack.project)], capture_output=True)
 
 
 def inside(stack: Stack, image: str, script: str) -> str:
     """A shell beside a stack's cache, as the engine's user."""
-    mount = f"{container.volume_name(stack)}:{container.CACHE}"
+    mount = f"{container.volume_name(stack.project)}:{container.CACHE}"
     return docker(
         "run", "--rm", "--network", "none", "--volume", mount, "--workdir", container.CACHE, "--entrypoint", "sh",
         image, "-c", script,
@@ -166,6 +176,40 @@ touch -d 2026-02-03T04:05:06Z flashinfer/module.so
 LIST = "find . -type f -exec stat --format '%n %s %Y %u' {} + | sort; find . -type f -exec sha256sum {} + | sort"
 
 
+def test_a_module_compiled_without_a_gpu_is_what_an_engine_loads_where_nothing_may_be_compiled(
+    stacks: tuple[Stack, Stack], image: str, tmp_path: Path
+) -> None:
+    first, second = (stack.project for stack in stacks)
+    said: list[str] = []
+    container.compile_modules(first, image, [MODULE], 2, said.append)
+    (made,) = (json.loads(line) for line in said if line.startswith("{"))
+    assert made["module"] == MODULE and made["bytes"] > 10_000
+
+    def load(project: str) -> subprocess.CompletedProcess[str]:
+        mount = f"{container.volume_name(project)}:{container.CACHE}:ro"
+        return python(
+            image, LOAD, "--volume", mount, FLASHINFER_DISABLE_JIT="1", FLASHINFER_WORKSPACE_BASE="/tmp/workspace"
+        )
+
+    done = load(second)
+    assert done.returncode and "MissingJITCacheError" in done.stderr
+    # Packed, it is one file: what only the compiler needed stays where it is.
+    assert container.pack(first, image, tmp_path / "packed").files == 1
+    assert container.unpack(second, image, tmp_path / "packed") == 1
+    assert answer(load(second)) == {"files": 1, "bytes": made["bytes"]}
+    listed = inside(stacks[1], image, f"{CUOBJDUMP} --list-elf $(find . -name {MODULE}.so)")
+    kinds = set(re.findall(r"\.(sm_\w+)\.cubin", listed))
+    assert kinds and kinds <= {"sm_120", "sm_120f", "sm_120a"}, listed
+    again: list[str] = []
+    container.compile_modules(first, image, [MODULE], 2, again.append)
+    assert again == []
+
+
+def test_an_unknown_module_is_named_with_those_there_are(stacks: tuple[Stack, Stack], image: str) -> None:
+    with pytest.raises(DeployError, match=r"sampling_2: not one of .*sampling"):
+        container.compile_modules(stacks[0].project, image, ["sampling_2"], 1, print)
+
+
 def test_what_one_host_compiled_is_on_the_next_before_its_engines_start(
     place: Place, stacks: tuple[Stack, Stack], image: str, tmp_path: Path
 ) -> None:
@@ -173,23 +217,25 @@ def test_what_one_host_compiled_is_on_the_next_before_its_engines_start(
     inside(first, image, COMPILE)
     steps: list[tuple[int, int]] = []
     with place.client() as client:
-        baked = artifact.bake(first, place.image, image, "cpu", client, lambda done, total: steps.append((done, total)))
+        baked = artifact.bake(
+            first.project, place.image, image, "cpu", client, lambda done, total: steps.append((done, total))
+        )
         assert baked.packed.files == 2
         assert steps and steps[-1][0] == steps[-1][1] == baked.packed.size
         locked = artifact.with_cache(place.image, baked.cache)
         inside(second, image, "mkdir -p triton/KEY; echo mine > triton/KEY/own.cubin")
         state = State(tmp_path / "state")
-        said = artifact.restore(second, locked, image, "cpu", client, state)
+        said = artifact.restore(second.project, locked, image, "cpu", client, state)
         assert said.startswith("2 files, 0.3 MB from 127.0.0.1")
         there = inside(second, image, LIST)
         for line in inside(first, image, LIST).splitlines():
             assert line in there or "locks" in line
         assert "own.cubin" in there and "deps-3" not in inside(second, image, "find .")
         assert " 65532\n" in there and " 0\n" not in there
-        assert artifact.restore(second, locked, image, "cpu", client, state) == "already here"
+        assert artifact.restore(second.project, locked, image, "cpu", client, state) == "already here"
         # A volume that is new is filled anew.
-        docker("volume", "rm", container.volume_name(second))
-        assert artifact.restore(second, locked, image, "cpu", client, state).startswith("2 files")
+        docker("volume", "rm", container.volume_name(second.project))
+        assert artifact.restore(second.project, locked, image, "cpu", client, state).startswith("2 files")
 
 
 def test_a_cache_is_for_one_kind_of_gpu_and_its_absence_stops_nothing(
@@ -199,14 +245,16 @@ def test_a_cache_is_for_one_kind_of_gpu_and_its_absence_stops_nothing(
     inside(first, image, COMPILE)
     state = State(tmp_path / "state")
     with place.client() as client:
-        baked = artifact.bake(first, place.image, image, "cpu", client, lambda done, total: None)
+        baked = artifact.bake(first.project, place.image, image, "cpu", client, lambda done, total: None)
         locked = artifact.with_cache(place.image, baked.cache)
-        assert artifact.restore(second, locked, image, "sm_120", client, state).startswith("none baked for sm_120")
+        assert artifact.restore(second.project, locked, image, "sm_120", client, state).startswith(
+            "none baked for sm_120"
+        )
         gone = locked.model_copy(update={"cache": (baked.cache.model_copy(update={"manifest": "sha256:" + "0" * 64}),)})
-        assert "has none for cpu" in artifact.restore(second, gone, image, "cpu", client, state)
+        assert "has none for cpu" in artifact.restore(second.project, gone, image, "cpu", client, state)
     away = replace(parse_registry("127.0.0.1:1"))
     with Client(away) as client:
-        assert "does not answer" in artifact.restore(second, locked, image, "cpu", client, state)
+        assert "does not answer" in artifact.restore(second.project, locked, image, "cpu", client, state)
     assert inside(second, image, "find . -type f") == ""
 
 
@@ -216,14 +264,14 @@ def test_another_cache_in_the_place_of_the_locked_one_is_refused(
     first, second = stacks
     inside(first, image, COMPILE)
     with place.client() as client:
-        cache = artifact.bake(first, place.image, image, "cpu", client, lambda done, total: None).cache
+        cache = artifact.bake(first.project, place.image, image, "cpu", client, lambda done, total: None).cache
         blob = next((tmp_path / "registry").rglob(f"{cache.blob.removeprefix('sha256:')}/data"))
         content = bytearray(blob.read_bytes())
         content[1000] ^= 1
         blob.write_bytes(content)
         locked = artifact.with_cache(place.image, cache)
         with pytest.raises(DeployError):
-            artifact.restore(second, locked, image, "cpu", client, State(tmp_path / "state"))
+            artifact.restore(second.project, locked, image, "cpu", client, State(tmp_path / "state"))
     assert inside(second, image, "find . -type f") == ""
 
 
@@ -232,10 +280,12 @@ def test_an_empty_cache_and_an_image_in_no_registry_are_refused_with_the_way_out
 ) -> None:
     with place.client() as client:
         with pytest.raises(DeployError) as empty:
-            artifact.bake(stacks[0], place.image, image, "cpu", client, lambda done, total: None)
+            artifact.bake(stacks[0].project, place.image, image, "cpu", client, lambda done, total: None)
         assert "deploy up" in empty.value.fix
         with pytest.raises(DeployError) as unpushed:
-            artifact.bake(stacks[0], place.image.model_copy(update={"manifest": ""}), image, "cpu", client, print)
+            artifact.bake(
+                stacks[0].project, place.image.model_copy(update={"manifest": ""}), image, "cpu", client, print
+            )
         assert unpushed.value.fix == "deploy push"
 
 
@@ -244,6 +294,6 @@ def test_no_container_is_left_behind_when_unpacking_fails(
 ) -> None:
     (tmp_path / "damaged").write_bytes(b"no archive")
     with pytest.raises(DeployError, match="could not be unpacked"):
-        container.unpack(stacks[1], image, tmp_path / "damaged")
+        container.unpack(stacks[1].project, image, tmp_path / "damaged")
     names = [one.name for one in DockerClient().container.list(all=True)]
     assert not [name for name in names if name.startswith(f"{stacks[1].project}-caches")]

@@ -1,4 +1,5 @@
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -79,6 +80,14 @@ def test_everything_compiled_since_the_start_counts_once(
     log.write_text("kernel name KEY\n" * triton)
     found = jit.count(before, environment, log)
     assert found == {"triton": triton} | {name: made.get(name, 0) for name in jit.FOLDERS}
+
+
+def test_a_module_that_is_compiled_anew_in_its_place_counts(environment: dict[str, str], tmp_path: Path) -> None:
+    module = touch(Path(environment["FLASHINFER_WORKSPACE_BASE"], ".cache/flashinfer/0.7.2/120f/cached_ops/m/m.so"))
+    before = jit.entries(environment)
+    assert sum(jit.count(before, environment, tmp_path / "log").values()) == 0
+    os.utime(module, ns=(0, module.stat().st_mtime_ns + 1))
+    assert jit.count(before, environment, tmp_path / "log")["flashinfer"] == 1
 
 
 def test_compilers_whose_folder_is_not_set_are_not_named(tmp_path: Path) -> None:

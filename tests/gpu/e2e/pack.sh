@@ -6,8 +6,9 @@
 #
 # The GPU machine is expected to have Python 3.12, torch 2.11 (CUDA 13), Triton 3.6, nvcc and the packages in present.txt.
 # SGLang 0.5.23 is the locked one, patched with patches/; the parts compiled for torch 2.14 are replaced by builds for
-# 2.11 (README.md). Archives: A and B make one server, C adds NIXL. `overlay.txz` is this checkout: patched files, the
-# kernels, the plug-ins. It alone changes with the source: pack.sh FOLDER overlay
+# 2.11 (README.md). Archives: A and B make one server, C adds NIXL, and a registry with what the controller imports.
+# `overlay.txz` is this checkout: patched files, the kernels, the plug-ins, the controller. It alone changes with the
+# source: pack.sh FOLDER overlay
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd); root=$(cd "$here/../../.." && pwd)
 out=$(mkdir -p "$1" && cd "$1" && pwd); python=${PYTHON:-python3.12}
@@ -21,7 +22,7 @@ fetch() {  # fetch FOLDER REQUIREMENT…: wheels for the GPU machine, without wh
         "${platforms[@]}" -d "$folder" "$@"
 }
 
-overlay() {  # patched SGLang files, the kernels with their entry point, the test's plug-in
+overlay() {  # patched SGLang files, the kernels with their entry point, what caches.py imports, the test's plug-in
     rm -rf "$out/overlay"; mkdir -p "$out/overlay/site"
     local name
     for name in $(sed -n 's#^+++ b/##p' "$root"/patches/*.patch | sort -u); do
@@ -29,7 +30,8 @@ overlay() {  # patched SGLang files, the kernels with their entry point, the tes
         unzip -qp "$out"/wheels/sglang-0.5.23-*.whl "$name" > "$out/overlay/site/$name"
     done
     "$python" "$root/deploy/image/apply_patches.py" "$root/patches" "$out/overlay/site"
-    "$python" -m pip install -q --no-deps --target "$out/overlay/site" "$root/kernels"
+    "$python" -m pip install -q --no-deps --target "$out/overlay/site" "$root/kernels" "$root/engine"
+    cp -r "$root/deploy" "$out/overlay/site/"; cp "$root/compose.yaml" "$out/overlay/"
     cp -r "$here/plug" "$out/overlay/"; cp "$here"/*.py "$here"/*.sh "$out/overlay/"
     find "$out/overlay" -name __pycache__ -prune -exec rm -rf {} +
     tar -C "$out/overlay" -c . | xz -6 > "$out/overlay.txz"
@@ -40,6 +42,7 @@ cd "$out"
 fetch wheels sglang==0.5.23 sglang-kernel==0.4.10 flashinfer-python==0.7.2 sgl-flash-mla==1.0.0 \
     humming-kernels==0.1.12 compressed-tensors==0.18.0
 fetch old sglang-kernel==0.4.5 sgl-deep-gemm==0.1.4.post1; fetch nixl nixl==1.5.1 nixl-cu13==1.5.1
+fetch controller python-on-whales zstandard typer rich shellingham tomli-w python-debian
 "$python" -m venv venv
 venv/bin/pip install -q uv
 venv/bin/uv pip install -q --python venv/bin/python -r "$here/requirements.txt"
@@ -63,6 +66,9 @@ cp -r $data/cutlass/include $to/cutlass/; cp -r $data/cutlass/tools/util/include
 tar -C headers -c . | xz -T0 -6 > headers.txz
 rm -rf transfer; mkdir -p transfer/site; unzip -qo nixl/nixl-1*.whl -d transfer/site
 unzip -qo nixl/nixl_cu13*.whl -d transfer/site -x 'nixl_ep*'; rm -rf transfer/site/nixl_ep*
+for wheel in controller/*.whl; do unzip -qo "$wheel" -d transfer/site; done
+make -s -C "$root" .cache/programs/usr/bin/docker-registry
+cp "$root/.cache/programs/usr/bin/docker-registry" transfer/
 tar -C transfer -c . | xz -T0 -6 > C.txz
 overlay
 ls -l ./*.txz

@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 HOME = Path(os.environ.get("E2E_HOME", "/tmp/gpu-e2e"))
+# Of compose.yaml: each compiler's folder is below it, as in a container, so that the caches' own tools work on it.
+CACHE = "/var/cache/engine"
 OPS = [
     "SPARSE_MLA_DECODE",
     "INDEXER_LOGITS",
@@ -38,24 +41,18 @@ OPS = [
     "PREPARE_QUERIES",
     "STORE_ATTENTION_INPUTS",
 ]
-# The last has more compressed tokens than the indexer picks.
-PROMPTS = (12, 300, 1500, 4000)
+# All but the first end a group of 128 tokens while they answer; the last has more compressed tokens than the indexer
+# picks.
+PROMPTS = (12, 370, 1525, 4080)
 ANSWER = 24
+OURS = HOME / "site/sm120_kernels/ops"
 
 
 def environment(settings: list[str]) -> dict[str, str]:
-    caches = {
-        "SGLANG_JIT_CACHE_DIR": "jit",
-        "TRITON_CACHE_DIR": "triton",
-        "TILELANG_CACHE_DIR": "tl",
-        "DG_JIT_CACHE_DIR": "dg",
-        "SGLANG_DG_CACHE_DIR": "dg",
-        "SGLANG_CACHE_DIR": "sglcache",
-        "FLASHINFER_WORKSPACE_BASE": "fi",
-    }
+    compose = (HOME / "compose.yaml").read_text()
     return (
         os.environ
-        | {name: str(HOME / folder) for name, folder in caches.items()}
+        | dict(re.findall(rf"^  (\w+): ({CACHE}\S*)$", compose, re.M))
         | {
             "PYTHONPATH": f"{HOME}/site:{HOME}/plug",
             "PYTHONUNBUFFERED": "1",
@@ -65,6 +62,14 @@ def environment(settings: list[str]) -> dict[str, str]:
             "SGLANG_DSV4_FP4_EXPERTS": "0",
             # In a server with both the fallback of a routed call must run on this GPU.
             "SGLANG_SM120_FLASHMLA_BACKEND": "triton",
+            # Ours come from where bake.sh puts them, and what is compiled is written down.
+            "TRITON_CACHE_MANAGER": "sm120_kernels.baked:BakedCache",
+            "TRITON_DISABLE_LINE_INFO": "1",
+            "SM120_KERNELS_BAKED": str(HOME / "baked"),
+            # As compose.yaml has them: which transport carries the KV cache is in the log.
+            "UCX_PROTO_INFO": "*remote memory write*",
+            "UCX_LOG_FILE": "stderr",
+            "SGLANG_DISAGGREGATION_NIXL_BACKEND": "UCX",
         }
         | dict(setting.split("=", 1) for setting in settings)
     )
@@ -211,6 +216,34 @@ def metrics(name: str, port: int) -> None:
     (HOME / f"metrics-{name}.json").write_text(json.dumps(result, indent=1))
 
 
+def mark() -> None:
+    """Begin to count compilations: what is in the caches now does not count."""
+    from engine_runtime import jit
+
+    jit.TRITON_LOG.unlink(missing_ok=True)
+    found = {name: sorted(files) for name, files in jit.entries(environment([])).items()}
+    (HOME / "mark.json").write_text(json.dumps(found))
+
+
+def compiled(name: str) -> None:
+    """How much was compiled since `mark`, by compiler as the containers count it; names of the Triton kernels."""
+    from engine_runtime import jit
+
+    before = {key: set(map(tuple, files)) for key, files in json.loads((HOME / "mark.json").read_text()).items()}
+    counts = jit.count(before, environment([]))
+    lines = jit.TRITON_LOG.read_text().splitlines() if jit.TRITON_LOG.exists() else []
+    kernels = collections.Counter(line.split()[1] for line in lines if line.startswith("kernel "))
+    ours = set(re.findall(r"^def (_\w+)\(", "".join(map(Path.read_text, OURS.glob("*.py"))), re.M))
+    result = {
+        "compiled": counts,
+        "in all": sum(counts.values()),
+        "Triton kernels of ours": {kernel: number for kernel, number in kernels.items() if kernel in ours},
+        "of SGLang": {kernel: number for kernel, number in kernels.items() if kernel not in ours},
+    }
+    print(f"compiled {name}", json.dumps(result), flush=True)
+    (HOME / f"compiled-{name}.json").write_text(json.dumps(result, indent=1))
+
+
 def log(name: str) -> str:
     return (HOME / f"{name}.log").read_text(errors="replace")
 
@@ -238,6 +271,7 @@ def profile(name: str, port: int, batch: int, answer: int) -> None:
     while not (files := list(folder.rglob("*.gz"))) and time.time() < deadline:
         time.sleep(0.5)
     time.sleep(1)
+    shutil.copyfile(files[0], HOME / f"trace-{name}-{batch}.json.gz")
     with gzip.open(files[0]) as trace:
         events = json.load(trace)["traceEvents"]
     events = [e for e in events if e.get("cat") in ("kernel", "gpu_memset", "gpu_memcpy")]
@@ -254,7 +288,12 @@ BOUNDARY = re.compile("mhc_pre_big_fuse|^_finish_kernel$")
 def layers(name: str, batch: int) -> None:
     """Launches of one decode step, and of each of its layers but the last: from boundary to boundary."""
     names = [row[0] for row in json.loads((HOME / f"launches-{name}-{batch}.json").read_text())]
-    step = next(n for n in range(50, len(names) // 2) if all(a == b for a, b in zip(names, names[n:], strict=False)))
+    step = next(
+        (n for n in range(50, len(names) // 2) if all(a == b for a, b in zip(names, names[n:], strict=False))), None
+    )
+    if step is None:
+        print(f"layers {name} batch {batch}: no two steps are alike", flush=True)
+        return
     # The first is no boundary: it begins the first layer.
     ends = [place for place, launch in enumerate(names[:step]) if BOUNDARY.search(launch)][::2]
     result = {"step": step, "layers": [last - first for first, last in itertools.pairwise(ends)]}
@@ -292,6 +331,8 @@ def pd(prefill: int, decode: int, name: str, bootstrap: int) -> None:
 
 def stop(names: list[str]) -> None:
     for name in names:
+        if not (HOME / f"{name}.pid").exists():
+            continue
         pid = int((HOME / f"{name}.pid").read_text().split()[0])
         subprocess.run(["kill", "-9", "--", f"-{pid}"], check=False)
 
@@ -327,6 +368,9 @@ def main() -> int:
     verb.add_argument("decode", type=int)
     verb.add_argument("name")
     verb.add_argument("bootstrap", type=int)
+    verbs.add_parser("mark", help="before a start whose compilations are to be counted")
+    verb = verbs.add_parser("compiled", help="since mark")
+    verb.add_argument("name", help="of the file with the result")
     verb = verbs.add_parser("stop")
     verb.add_argument("names", nargs="+")
     # argparse loses what follows -- where options stand between the positions before it.
