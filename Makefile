@@ -86,7 +86,7 @@ test-unit: .venv/.synced  ## the quick unit tests, no Docker
 # Programs that only tests need, unpacked and not installed: the package of the registry would start one for everybody.
 PROGRAMS := .cache/programs/usr/bin
 $(PROGRAMS)/%:
-	@mkdir -p .cache/programs
+	@mkdir -p $(PROGRAMS)
 	@apt-get -qq update
 	@cd .cache/programs && apt-get -qq download $* 2>/dev/null && dpkg-deb --extract $*_*.deb . && rm $*_*.deb && touch usr/bin/$* \
 	  || echo "$* is not in this machine's package archives: tests that need it say so"
@@ -101,7 +101,7 @@ test-faults-quick: .venv/.synced
 	.venv/bin/pytest -m "not long and not soak" tests/faults
 
 .PHONY: test-faults
-test-faults: .venv/.synced  ## all fault tests, about half an hour, and their table docs/faults.md; needs a running Docker engine
+test-faults: .venv/.synced $(PROGRAMS)/libfaketime  ## all fault tests, about half an hour, and their table docs/faults.md; needs a running Docker engine
 	$(DEPLOY) build
 	.venv/bin/pytest -m "not soak" tests/faults; code=$$?; .venv/bin/python tests/faults/table.py; exit $$code
 

@@ -7,7 +7,8 @@ that never gets well, tell the router, and keep what was logged around it.
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -96,7 +97,12 @@ def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
     for role in seen:
         died = role.restarts - memory.restarts.setdefault(role.container, role.restarts)
         memory.restarts[role.container] = role.restarts
+        serving = role.status == "running" and role.health == "healthy"
+        # Docker's probe is slow to give an engine up; one that the router has given up and that does not even say what
+        # it holds needs no more proof.
+        silent = serving and role.routed is False and role.requests is None
         stuck = role.status == "running" and role.health == "unhealthy"
+        stuck = _lasts(memory, role.role, "silent", silent, now, UNROUTED_S) or stuck
         ends = memory.ends.setdefault(role.role, [])
         ends[:] = [when for when in ends if now - when < LOOP_WINDOW_S] + [now] * (died + stuck)
         if (died or stuck) and len(ends) >= LOOP:
@@ -106,13 +112,14 @@ def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
                 Incident(role.role, "stopped", f"it ended or stuck {len(ends)} times in {minutes:.0f} minutes", "stop")
             )
         elif stuck:
-            found.append(Incident(role.role, "stuck", "its health check fails", "restart"))
+            what = "it does not answer" if silent else "its health check fails"
+            found.append(Incident(role.role, "stuck", what, "restart"))
         elif died:
             found.append(Incident(role.role, "died", "it ended, and Docker started it again", "none"))
         if role.container in memory.given_up:
             continue
-        serving = role.status == "running" and role.health == "healthy"
-        if _lasts(memory, role.role, "unrouted", serving and role.routed is False, now, UNROUTED_S):
+        unrouted = serving and role.routed is False and not silent
+        if _lasts(memory, role.role, "unrouted", unrouted, now, UNROUTED_S):
             found.append(
                 Incident(role.role, "unrouted", "it is healthy and the router does not use it", "replace router")
             )
@@ -157,9 +164,11 @@ def watch(
                 if journal.cut_off(state):
                     change.heal(root, state, report)
                 stack = running_stack(root, state.environment)
-                write_roles(state, stack.roles(), datetime.now(UTC))
+                with _tolerant(trouble):
+                    write_roles(state, stack.roles(), datetime.now(UTC))
                 for incident in judge(memory, look(stack), time.monotonic()):
-                    told(incident, record(stack, state, incident))
+                    with _tolerant(trouble):
+                        told(incident, record(stack, state, incident))
                     _remedy(stack, incident)
         except LockHeld:
             # Another command is changing the stack: whatever is so now is its doing.
@@ -169,6 +178,15 @@ def watch(
         if once:
             return
         time.sleep(interval_s)
+
+
+@contextmanager
+def _tolerant(trouble: Callable[[Exception], None]) -> Generator[None]:
+    """What cannot be written, on a full disk, must not keep a role stuck."""
+    try:
+        yield
+    except OSError as error:
+        trouble(error)
 
 
 def look(stack: Stack) -> list[Seen]:

@@ -6,7 +6,8 @@ owns the port and runs the router as its child, on an address inside the contain
 
 - a request for which there is no engine or no router waits WAIT_S, then gets 503 with Retry-After;
 - when all engines of a kind are dead, requests in flight get an error instead of silence;
-- a router that dies is started again; on SIGHUP it is replaced once the requests in flight have ended;
+- a router that dies is started again, one that hangs is killed;
+- on SIGHUP the router is replaced once the requests in flight have ended;
 - on SIGTERM new requests get 503 with Retry-After, those in flight may finish.
 """
 
@@ -45,6 +46,8 @@ VERDICT_S = 5.0
 # What a prefill that hangs has to come back before its requests are given up.
 PREFILL_S = 6.0
 ROUTER_START_S = 30.0
+# So often in a row it takes a connection and says nothing within CONNECT_S.
+ROUTER_LOOKS = 3
 ROUTER_DEATHS = 5
 ROUTER_DEATHS_WINDOW_S = 60.0
 HOP_BY_HOP = frozenset(
@@ -310,11 +313,16 @@ class Gate:
     async def look(self) -> None:
         """Look at the engines for ever, and give up requests that have lost theirs."""
         self.engines = {url: Engine(str(worker["worker_type"])) for url, worker in self.settings.engines.items()}
+        hung = 0
         while True:
             began = time.monotonic()
             await asyncio.gather(*(self._connect(url, engine) for url, engine in self.engines.items()))
             await self._keep_drained()
-            sick = await self._verdicts()
+            sick, hangs = await asyncio.gather(self._verdicts(), self._router_hangs())
+            hung = hung + 1 if hangs else 0
+            if hung >= ROUTER_LOOKS and self.router and self.router.returncode is None:
+                say("router_hangs")
+                self.router.kill()
             now = time.monotonic()
             for url, engine in self.engines.items():
                 engine.sick_since = (engine.sick_since or now) if url.rstrip("/") in sick else None
@@ -382,6 +390,17 @@ class Gate:
         finally:
             self.held = False
         say("replaced_router")
+
+    async def _router_hangs(self) -> bool:
+        """Whether the router takes connections and does not answer; one that starts refuses them."""
+        limit = aiohttp.ClientTimeout(total=CONNECT_S)
+        try:
+            async with self.session.get(f"http://127.0.0.1:{ROUTER_PORT}/liveness", timeout=limit):
+                return False
+        except TimeoutError:
+            return True
+        except aiohttp.ClientError:
+            return False
 
     async def _router_answers(self) -> bool:
         try:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -100,12 +100,22 @@ class Controller:
 
 @contextmanager
 def load(
-    url: str, answers: Mapping[str, str], folder: Path, *, users: int = 8, **variables: str
+    url: str,
+    answers: Mapping[str, str],
+    folder: Path,
+    *,
+    users: int = 8,
+    enter: Sequence[str] = (),
+    **variables: str,
 ) -> Iterator[dict[str, Any]]:
-    """Keep a stack under load while the body runs; the dict is filled afterwards with what Locust counted."""
+    """Keep a stack under load while the body runs; the dict is filled afterwards with what Locust counted.
+
+    Args:
+        enter: what stands before the command line, to run it elsewhere.
+    """
     file = folder / f"answers-{uuid.uuid4().hex[:6]}.json"
     file.write_text(json.dumps(dict(answers)))
-    command = [sys.executable, "-m", "locust", "-f", str(HERE / "load.py"), "--headless", "--host", url]
+    command = [*enter, sys.executable, "-m", "locust", "-f", str(HERE / "load.py"), "--headless", "--host", url]
     process = subprocess.Popen(
         [*command, "-u", str(users), "-r", str(users), "--json", "--stop-timeout", "60", "--loglevel", "WARNING"],
         env=os.environ | {"EXPECTED_ANSWERS": str(file), **variables},

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from engine_runtime.gate import (
     LOOKS,
@@ -247,6 +248,15 @@ def test_a_router_that_dies_is_started_again_and_nobody_notices(gate: Started) -
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(gate.ask) for _ in range(8)]
         assert {answer.result().status_code for answer in asked} == {200}
+
+
+def test_a_router_that_hangs_is_killed_and_started_again(gate: Started) -> None:
+    (router,) = psutil.Process(gate.process.pid).children()
+    router.suspend()
+    begun = time.monotonic()
+    assert gate.ask().status_code == 502
+    assert time.monotonic() - begun < 15
+    assert gate.ask().status_code == 200
 
 
 def test_on_sighup_the_router_is_replaced_and_no_request_fails(gate: Started) -> None:

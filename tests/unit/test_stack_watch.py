@@ -55,6 +55,13 @@ def test_a_healthy_engine_that_the_router_does_not_use_gets_a_new_router_after_a
     assert kinds(memory, seen, UNROUTED_S + 5) == []
 
 
+def test_an_engine_that_the_router_has_given_up_and_that_says_nothing_is_stuck() -> None:
+    memory, seen = Memory(), replace(WELL, routed=False, requests=None)
+    assert kinds(memory, seen, 0) == []
+    assert kinds(memory, seen, UNROUTED_S) == ["stuck: restart"]
+    assert kinds(memory, replace(seen, health="starting"), UNROUTED_S + 5) == []
+
+
 def test_a_drained_engine_is_left_alone() -> None:
     memory, seen = Memory(), replace(WELL, routed=None)
     assert [kinds(memory, seen, now) for now in range(0, 500, 5)] == [[]] * 100
