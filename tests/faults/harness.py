@@ -5,14 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -138,6 +141,38 @@ def load(
         found["failures"] = sum(row["num_failures"] for row in rows)
         found["slowest_s"] = max((row["max_response_time"] for row in rows), default=0) / 1000
         found["errors"] = errors[-3000:]
+
+
+@contextmanager
+def knocking(url: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Iterator[list[tuple[float, str]]]:
+    """Ask ten times a second on a new connection while the body runs; the list has when and what came of it.
+
+    What came: the status, with `+` if Retry-After says when to come again, or `none` without an answer.
+    """
+    seen: list[tuple[float, str]] = []
+    stop = threading.Event()
+
+    def knock() -> None:
+        begun = time.monotonic()
+        try:
+            answer = httpx.post(f"{url}/v1/chat/completions", headers=headers, json=body, timeout=60, trust_env=False)
+            seen.append((begun, f"{answer.status_code}{'+' if 'retry-after' in answer.headers else ''}"))
+        except httpx.HTTPError:
+            seen.append((begun, "none"))
+
+    def knock_on() -> None:
+        with ThreadPoolExecutor(200) as pool:
+            while not stop.wait(0.1):
+                pool.submit(knock)
+
+    knocker = threading.Thread(target=knock_on)
+    knocker.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        knocker.join()
+        seen.sort()
 
 
 def note(fault: str, client: str, seconds: float | None, lost: str, stack: str) -> None:

@@ -23,6 +23,7 @@ ABORTS = float(os.environ.get("ABORTS", "0"))
 SLOW = float(os.environ.get("SLOW", "0"))
 OVERLONG = float(os.environ.get("OVERLONG", "0"))
 PAUSE_S = 0.2
+HEADERS = {"Authorization": f"Bearer {os.environ['API_KEY']}"} if "API_KEY" in os.environ else {}
 # After so many requests the file `enough` appears beside the answers.
 STOP_AFTER = int(os.environ.get("STOP_AFTER", "0"))
 KINDS = ("abort", "slow", "overlong", "answer")
@@ -62,6 +63,7 @@ class Asker(HttpUser):
             with self.client.post(
                 PATH,
                 json=body,
+                headers=HEADERS,
                 stream=True,
                 timeout=120,
                 catch_response=True,
