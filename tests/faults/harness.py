@@ -89,6 +89,11 @@ class Controller:
     def pid(self, service: str) -> int:
         return int(docker("inspect", "--format", "{{.State.Pid}}", self.container(service)))
 
+    def child(self, service: str, title: str) -> int:
+        """Host process id of a process inside a container, by its title; its parent's may hold the same words."""
+        lines = docker("top", self.container(service), "-eo", "pid,args").splitlines()
+        return int([line.split()[0] for line in lines if title in line][-1])
+
     def images(self) -> dict[str, str]:
         """Image of each container that runs."""
         label = f"label={PROJECT_LABEL}={self.project}"

@@ -1,6 +1,9 @@
 """Full disks: the state folder with stand-ins for engines."""
 
+import os
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +49,7 @@ def test_on_a_full_state_folder_nothing_is_changed_and_watch_goes_on(small: Cont
     # A role that is stuck is restarted all the same; what is said about it cannot be kept.
     container = small.container("engine-2")
     begun = docker("inspect", "--format", "{{.State.StartedAt}}", container)
-    docker("exec", container, "kill", "-STOP", docker("exec", container, "pidof", "python").split()[0])
+    os.kill(small.child("engine-2", "python /standin_engine.py"), signal.SIGSTOP)
     unhealthy(container)
     looked = small.must("watch", "--once")
     assert "No space left on device" in looked.stderr
@@ -63,5 +66,5 @@ def unhealthy(container: str) -> None:
     for _ in range(60):
         if docker("inspect", "--format", "{{.State.Health.Status}}", container).strip() == "unhealthy":
             return
-        subprocess.run(["sleep", "1"], check=True)
+        time.sleep(1)
     pytest.fail("Docker does not notice that the stand-in is stuck")

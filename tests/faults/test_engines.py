@@ -142,12 +142,6 @@ def kill(controller: Controller, service: str, number: signal.Signals) -> None:
     os.kill(controller.pid(service), number)
 
 
-def child(controller: Controller, service: str, title: str) -> int:
-    """Host process id of a process inside a container, by its title."""
-    lines = docker("top", controller.container(service), "-eo", "pid,args").splitlines()
-    return int(next(line.split()[0] for line in lines if title in line))
-
-
 @pytest.mark.parametrize("service", ["decode", "prefill", "router"])
 def test_sigkill(served: Controller, answers: dict[str, str], service: str) -> None:
     seen = observe(served.url, answers, lambda: kill(served, service, signal.SIGKILL))
@@ -158,13 +152,13 @@ def test_sigkill(served: Controller, answers: dict[str, str], service: str) -> N
 
 @pytest.mark.parametrize("service", ["decode", "prefill"])
 def test_sigkill_of_the_scheduler_process(served: Controller, answers: dict[str, str], service: str) -> None:
-    seen = observe(served.url, answers, lambda: os.kill(child(served, service, "sglang::scheduler"), signal.SIGKILL))
+    seen = observe(served.url, answers, lambda: os.kill(served.child(service, "sglang::scheduler"), signal.SIGKILL))
     note(f"SIGKILL of {service}'s scheduler", seen.words(), seen.service(), "what was in flight", STACK)
     settled(seen)
 
 
 def test_sigkill_of_the_router_process_behind_the_gate(served: Controller, answers: dict[str, str]) -> None:
-    seen = observe(served.url, answers, lambda: os.kill(child(served, "router", "router-alone"), signal.SIGKILL))
+    seen = observe(served.url, answers, lambda: os.kill(served.child("router", "router-alone"), signal.SIGKILL))
     note("SIGKILL of the router behind its gate", seen.words(), seen.service(), "what was in flight", STACK)
     settled(seen)
 
@@ -217,7 +211,7 @@ def test_a_process_that_is_stuck_is_killed_and_started_again(
 ) -> None:
     watcher = served.start("watch", "--json")
     try:
-        process = child(served, service, STUCK[service])
+        process = served.child(service, STUCK[service])
         seen = observe(served.url, answers, lambda: os.kill(process, signal.SIGSTOP))
     finally:
         watcher.terminate()
