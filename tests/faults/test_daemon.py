@@ -34,8 +34,8 @@ PATIENCE_S = 120.0
 def serving(image: str, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Iterator[tuple[Host, Controller]]:
     """A stack on an engine of its own."""
     root = Path(docker("info", "--format", "{{.DockerRootDir}}").strip())
-    # Beside it, or there would be no hard links.
-    folder = Path(tempfile.mkdtemp(prefix="dsv4-test-", dir=root.parent))
+    # In it, because hard links do not leave a mount.
+    folder = Path(tempfile.mkdtemp(prefix="dsv4-test-", dir=root))
     logs = folder / "docker" / "containers"
     try:
         share(root, image, folder / "docker")
