@@ -26,8 +26,8 @@ from deploy.stack.events import Report
 from deploy.stack.exposition import write_roles
 from deploy.stack.state import LockHeld, State, write
 
-Kind = Literal["died", "stuck", "unrouted", "leaks", "stopped"]
-Remedy = Literal["none", "restart", "replace router", "stop"]
+Kind = Literal["died", "stuck", "unrouted", "leaks", "stopped", "left"]
+Remedy = Literal["none", "restart", "replace router", "stop", "start"]
 
 # Deaths or restarts of one role within the window before it is given up. An engine needs minutes to start, so a
 # shorter window would never see a loop.
@@ -79,12 +79,16 @@ class Memory:
         ends: when a role died or was restarted for being stuck.
         since: since when a condition holds, by role and condition.
         given_up: containers that were stopped.
+        running: containers that ran at the last look.
+        away: Docker did not answer since then.
     """
 
     restarts: dict[str, int] = field(default_factory=dict[str, int])
     ends: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     since: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     given_up: set[str] = field(default_factory=set[str])
+    running: set[str] = field(default_factory=set[str])
+    away: bool = False
 
 
 def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
@@ -94,7 +98,14 @@ def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
         now: seconds of a clock that never jumps.
     """
     found: list[Incident] = []
+    ran, memory.running = memory.running, set[str]()
+    away, memory.away = memory.away, False
     for role in seen:
+        if role.status == "running":
+            memory.running.add(role.container)
+        elif away and role.container in ran and role.status == "exited":
+            # An engine of Docker that was killed ends the containers when it comes back, and starts none of them.
+            found.append(Incident(role.role, "left", "it ended with the Docker engine", "start"))
         died = role.restarts - memory.restarts.setdefault(role.container, role.restarts)
         memory.restarts[role.container] = role.restarts
         serving = role.status == "running" and role.health == "healthy"
@@ -174,6 +185,7 @@ def watch(
             # Another command is changing the stack: whatever is so now is its doing.
             pass
         except (DeployError, DockerException, OSError) as error:
+            memory.away = memory.away or isinstance(error, DockerException)
             trouble(error)
         if once:
             return
@@ -223,6 +235,8 @@ def _remedy(stack: Stack, incident: Incident) -> None:
             case "restart":
                 # It is stuck: there is nothing to wait for.
                 docker.container.restart(container, time=5)
+            case "start":
+                docker.container.start(container)
             case "stop":
                 docker.container.stop(container, time=5)
             case "replace router":

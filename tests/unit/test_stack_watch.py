@@ -62,6 +62,15 @@ def test_an_engine_that_the_router_has_given_up_and_that_says_nothing_is_stuck()
     assert kinds(memory, replace(seen, health="starting"), UNROUTED_S + 5) == []
 
 
+def test_what_ended_while_docker_was_away_is_started_and_what_a_person_stopped_is_not() -> None:
+    memory, ended = Memory(), replace(WELL, status="exited", health="", routed=None)
+    assert kinds(memory, WELL, 0) == []
+    memory.away = True
+    assert kinds(memory, ended, 5) == ["left: start"]
+    assert kinds(memory, WELL, 10) == []
+    assert kinds(memory, ended, 15) == []
+
+
 def test_a_drained_engine_is_left_alone() -> None:
     memory, seen = Memory(), replace(WELL, routed=None)
     assert [kinds(memory, seen, now) for now in range(0, 500, 5)] == [[]] * 100
