@@ -33,8 +33,11 @@ Remedy = Literal["none", "restart", "replace router", "stop", "start"]
 # shorter window would never see a loop.
 LOOP = 4
 LOOP_WINDOW_S = 3600.0
-# A healthy engine that the router does not use, an idle engine that holds KV cache: for how long that may be.
+# A healthy engine that the router does not use, one that does not answer our probe either, a container that has ended,
+# an idle engine that holds KV cache: for how long that may be.
 UNROUTED_S = 60.0
+SILENT_S = 30.0
+ENDED_S = 30.0
 LEAK_S = 120.0
 KEPT_INCIDENTS = 50
 ROLE_LOG_LINES, OTHER_LOG_LINES = 2000, 200
@@ -46,6 +49,7 @@ class Seen:
 
     Attributes:
         routed: the router sends it requests; None if that is not known or not wanted.
+        answers: an engine that the router does not use, our own probe; the router, its gate. None if nobody asked.
         requests: it has in work; None if it does not say.
         used_tokens: of its KV pool.
     """
@@ -56,6 +60,7 @@ class Seen:
     restarts: int
     container: str
     routed: bool | None = None
+    answers: bool | None = None
     requests: int | None = None
     used_tokens: int = 0
 
@@ -79,16 +84,12 @@ class Memory:
         ends: when a role died or was restarted for being stuck.
         since: since when a condition holds, by role and condition.
         given_up: containers that were stopped.
-        running: containers that ran at the last look.
-        away: Docker did not answer since then.
     """
 
     restarts: dict[str, int] = field(default_factory=dict[str, int])
     ends: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     since: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     given_up: set[str] = field(default_factory=set[str])
-    running: set[str] = field(default_factory=set[str])
-    away: bool = False
 
 
 def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
@@ -98,25 +99,21 @@ def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
         now: seconds of a clock that never jumps.
     """
     found: list[Incident] = []
-    ran, memory.running = memory.running, set[str]()
-    away, memory.away = memory.away, False
     for role in seen:
-        if role.status == "running":
-            memory.running.add(role.container)
-        elif away and role.container in ran and role.status == "exited":
-            # An engine of Docker that was killed ends the containers when it comes back, and starts none of them.
-            found.append(Incident(role.role, "left", "it ended with the Docker engine", "start"))
         died = role.restarts - memory.restarts.setdefault(role.container, role.restarts)
         memory.restarts[role.container] = role.restarts
         serving = role.status == "running" and role.health == "healthy"
-        # Docker's probe is slow to give an engine up; one that the router has given up and that does not even say what
-        # it holds needs no more proof.
-        silent = serving and role.routed is False and role.requests is None
-        stuck = role.status == "running" and role.health == "unhealthy"
-        stuck = _lasts(memory, role.role, "silent", silent, now, UNROUTED_S) or stuck
+        # Docker's probes are slow to give an engine up. Where the router's and ours fail too there is no need to wait.
+        silent = serving and role.routed is False and role.answers is False
+        # Unhealthy is a router without its engines too. What is wrong with the router itself its gate mends.
+        stuck = role.status == "running" and role.health == "unhealthy" and not (role.role == ROUTER and role.answers)
+        stuck = _lasts(memory, role.role, "silent", silent, now, SILENT_S) or stuck
+        # Docker starts nothing that has ended when it comes back after having been killed.
+        over = role.status == "exited" and role.container not in memory.given_up
+        ended = _lasts(memory, role.role, "ended", over, now, ENDED_S)
         ends = memory.ends.setdefault(role.role, [])
-        ends[:] = [when for when in ends if now - when < LOOP_WINDOW_S] + [now] * (died + stuck)
-        if (died or stuck) and len(ends) >= LOOP:
+        ends[:] = [when for when in ends if now - when < LOOP_WINDOW_S] + [now] * (died + stuck + ended)
+        if (died or stuck or ended) and len(ends) >= LOOP:
             memory.given_up.add(role.container)
             minutes = LOOP_WINDOW_S / 60
             found.append(
@@ -125,6 +122,8 @@ def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
         elif stuck:
             what = "it does not answer" if silent else "its health check fails"
             found.append(Incident(role.role, "stuck", what, "restart"))
+        elif ended:
+            found.append(Incident(role.role, "left", "it has ended and nobody has started it again", "start"))
         elif died:
             found.append(Incident(role.role, "died", "it ended, and Docker started it again", "none"))
         if role.container in memory.given_up:
@@ -185,7 +184,6 @@ def watch(
             # Another command is changing the stack: whatever is so now is its doing.
             pass
         except (DeployError, DockerException, OSError) as error:
-            memory.away = memory.away or isinstance(error, DockerException)
             trouble(error)
         if once:
             return
@@ -213,16 +211,20 @@ def look(stack: Stack) -> list[Seen]:
 
 def _seen(stack: Stack, state: RoleState, view: gate.View | None) -> Seen:
     routed: bool | None = None
+    answers = view is not None if state.role == ROUTER else None
     requests, used = None, 0
     if state.role in ALL_ENGINES and state.serving:
         if view and not view.replacing and state.role not in view.drained:
             routed = state.role in view.routed
+            answers = routed or stack.probe(state)
         try:
             load = parse_load(stack.metrics(state.role, path="/v1/loads"))
             requests, used = load.requests, load.used_tokens
         except (DeployError, ValueError):
             pass
-    return Seen(state.role, state.status, state.health, state.restarts, state.container, routed, requests, used)
+    return Seen(
+        state.role, state.status, state.health, state.restarts, state.container, routed, answers, requests, used
+    )
 
 
 def _remedy(stack: Stack, incident: Incident) -> None:
