@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from harness import Controller, docker, note
 
+pytestmark = pytest.mark.long
 STACK = "two stand-ins, real router"
 
 
