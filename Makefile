@@ -86,10 +86,16 @@ test-unit: .venv/.synced  ## the quick unit tests, no Docker
 # Programs that only tests need, unpacked and not installed: the package of the registry would start one for everybody.
 PROGRAMS := .cache/programs/usr/bin
 $(PROGRAMS)/%:
-	@mkdir -p .cache/programs
+	@mkdir -p $(PROGRAMS)
 	@apt-get -qq update
 	@cd .cache/programs && apt-get -qq download $* 2>/dev/null && dpkg-deb --extract $*_*.deb . && rm $*_*.deb && touch usr/bin/$* \
 	  || echo "$* is not in this machine's package archives: tests that need it say so"
+
+# Its packages are other versions than ours.
+.cache/schemathesis/.synced: $(UV) tests/docker/requirements-schemathesis.txt
+	@$(UV) venv --quiet --clear --python $(PYTHON) .cache/schemathesis
+	@$(UV) pip install --quiet --require-hashes --python .cache/schemathesis --requirements tests/docker/requirements-schemathesis.txt
+	@touch $@
 
 .PHONY: test-docker
 test-docker: .venv/.synced $(PROGRAMS)/docker-registry $(PROGRAMS)/cosign $(PROGRAMS)/prometheus  ## the real stack in containers
@@ -101,7 +107,7 @@ test-faults-quick: .venv/.synced
 	.venv/bin/pytest -m "not long and not soak" tests/faults
 
 .PHONY: test-faults
-test-faults: .venv/.synced  ## all fault tests, about half an hour, and their table docs/faults.md; needs a running Docker engine
+test-faults: .venv/.synced $(PROGRAMS)/libfaketime  ## all fault tests, about half an hour, and their table docs/faults.md; needs a running Docker engine
 	$(DEPLOY) build
 	.venv/bin/pytest -m "not soak" tests/faults; code=$$?; .venv/bin/python tests/faults/table.py; exit $$code
 
@@ -112,7 +118,7 @@ soak: .venv/.synced  ## the CPU stack under load with aborts for SOAK_MINUTES; a
 	SOAK_MINUTES=$(SOAK_MINUTES) .venv/bin/pytest -m soak tests/faults; code=$$?; .venv/bin/python tests/faults/table.py; exit $$code
 
 .PHONY: test-quiet
-test-quiet: .venv/.synced $(PROGRAMS)/docker-registry  ## what measures the real stack; needs a running Docker engine, 35 GB of disk and a machine that does nothing else
+test-quiet: .venv/.synced .cache/schemathesis/.synced $(PROGRAMS)/docker-registry  ## what measures the real stack; needs a running Docker engine, 35 GB of disk and a machine that does nothing else
 	$(DEPLOY) build
 	.venv/bin/pytest -m quiet tests/docker
 

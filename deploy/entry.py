@@ -4,6 +4,7 @@ All verbs together take over a second to load; those that hooks and CI call, and
 others.
 """
 
+import errno
 import importlib
 import os
 import signal
@@ -55,7 +56,9 @@ def run(app: typer.Typer) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(PIPE_CLOSED)
     except OSError as error:
-        render.error(err, DeployError(f"{error.filename or 'a file'}: {error.strerror or error}", "", ""))
+        # The file itself may not be there yet, its folder is.
+        fix = f"free some: df -h {os.path.dirname(error.filename or '.')}" if error.errno == errno.ENOSPC else ""  # noqa: PTH120
+        render.error(err, DeployError(f"{error.filename or 'a file'}: {error.strerror or error}", "", fix))
         sys.exit(FAILED)
     except SystemExit as end:
         if end.code == INTERRUPTED:

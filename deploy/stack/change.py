@@ -12,7 +12,7 @@ from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException
 
 from deploy.errors import DeployError
-from deploy.spec.profiles import ALL_ENGINES, BEHIND_ROUTER, ROUTER
+from deploy.spec.profiles import ALL_ENGINES, BEHIND_ROUTER, FRONT, ROUTER
 from deploy.stack import gate, generations, journal
 from deploy.stack.accept import Acceptance, accept
 from deploy.stack.client import endpoint
@@ -239,7 +239,8 @@ def _replace_router(stack: Stack, container: str) -> None:
 def start(stack: Stack, state: State, report: Report) -> bool:
     """Make the containers those that the stack describes, and wait until all are healthy.
 
-    Engines that must be replaced are drained first; of several that do the same, one is replaced after the other.
+    Engines that must be replaced are drained first; of several that do the same, one is replaced after the other. What
+    holds the published port is replaced when nothing is in flight.
 
     Returns:
         Whether any container was started.
@@ -273,6 +274,11 @@ def start(stack: Stack, state: State, report: Report) -> bool:
             # A router that is about to be replaced may not know them.
             with suppress(DeployError):
                 gate.restore(stack, group)
+    if routed and FRONT in running & outdated & set(services):
+        # A front that ends refuses connections until its last answer is out, up to half a minute. The router's gate
+        # says 503 meanwhile, so the answers end there first, and the front is away for a second.
+        DockerClient().container.stop(require_role(stack, ROUTER))
+        stack.start((FRONT,))
     for group in ((ROUTER,), behind) if behind else ((ROUTER,),):
         stack.start(group)
         wait_healthy(stack, group, state, report)

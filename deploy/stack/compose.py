@@ -236,6 +236,14 @@ class Stack:
         except DockerException as error:
             raise DeployError(f"{role} does not show its {path[1:]}", words(error), f"deploy logs {role}") from error
 
+    def probe(self, engine: RoleState) -> bool:
+        """Whether an engine passes its health check now."""
+        try:
+            DockerClient().container.execute(engine.container, ["python", "-m", "engine_runtime.health", "engine"])
+        except DockerException:
+            return False
+        return True
+
     def volumes(self) -> set[str]:
         """Names of the project's volumes."""
         found = DockerClient().volume.list(filters={"label": f"{_PROJECT}={self.project}"})

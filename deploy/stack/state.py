@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -101,14 +101,15 @@ class State:
             LockHeld: names the verb and process id that hold it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("a+") as file:
+        held = self.folder / "lock"
+        with held.open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise _held(file.name) from error
-            file.truncate(0)
-            file.write(json.dumps({"verb": verb, "pid": os.getpid(), "since": _now()}))
-            file.flush()
+            # Only for whoever is refused: `watch` must go on when the disk is full.
+            with suppress(OSError):
+                held.write_text(json.dumps({"verb": verb, "pid": os.getpid(), "since": _now()}))
             try:
                 yield
             finally:
@@ -141,8 +142,11 @@ def write(file: Path, content: str | bytes, mode: int = 0o644) -> None:
             os.fsync(stream.fileno())
         Path(name).chmod(mode)
         Path(name).replace(file)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            # Of a write that failed the system does not say to which file.
+            error.filename = str(file)
         raise
 
 

@@ -7,7 +7,8 @@ that never gets well, tell the router, and keep what was logged around it.
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,15 +26,18 @@ from deploy.stack.events import Report
 from deploy.stack.exposition import write_roles
 from deploy.stack.state import LockHeld, State, write
 
-Kind = Literal["died", "stuck", "unrouted", "leaks", "stopped"]
-Remedy = Literal["none", "restart", "replace router", "stop"]
+Kind = Literal["died", "stuck", "unrouted", "leaks", "stopped", "left"]
+Remedy = Literal["none", "restart", "replace router", "stop", "start"]
 
 # Deaths or restarts of one role within the window before it is given up. An engine needs minutes to start, so a
 # shorter window would never see a loop.
 LOOP = 4
 LOOP_WINDOW_S = 3600.0
-# A healthy engine that the router does not use, an idle engine that holds KV cache: for how long that may be.
+# A healthy engine that the router does not use, one that does not answer our probe either, a container that has ended,
+# an idle engine that holds KV cache: for how long that may be.
 UNROUTED_S = 60.0
+SILENT_S = 30.0
+ENDED_S = 30.0
 LEAK_S = 120.0
 KEPT_INCIDENTS = 50
 ROLE_LOG_LINES, OTHER_LOG_LINES = 2000, 200
@@ -45,6 +49,7 @@ class Seen:
 
     Attributes:
         routed: the router sends it requests; None if that is not known or not wanted.
+        answers: an engine that the router does not use, our own probe; the router, its gate. None if nobody asked.
         requests: it has in work; None if it does not say.
         used_tokens: of its KV pool.
     """
@@ -55,6 +60,7 @@ class Seen:
     restarts: int
     container: str
     routed: bool | None = None
+    answers: bool | None = None
     requests: int | None = None
     used_tokens: int = 0
 
@@ -96,23 +102,34 @@ def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
     for role in seen:
         died = role.restarts - memory.restarts.setdefault(role.container, role.restarts)
         memory.restarts[role.container] = role.restarts
-        stuck = role.status == "running" and role.health == "unhealthy"
+        serving = role.status == "running" and role.health == "healthy"
+        # Docker's probes are slow to give an engine up. Where the router's and ours fail too there is no need to wait.
+        silent = serving and role.routed is False and role.answers is False
+        # Unhealthy is a router without its engines too. What is wrong with the router itself its gate mends.
+        stuck = role.status == "running" and role.health == "unhealthy" and not (role.role == ROUTER and role.answers)
+        stuck = _lasts(memory, role.role, "silent", silent, now, SILENT_S) or stuck
+        # Docker starts nothing that has ended when it comes back after having been killed.
+        over = role.status == "exited" and role.container not in memory.given_up
+        ended = _lasts(memory, role.role, "ended", over, now, ENDED_S)
         ends = memory.ends.setdefault(role.role, [])
-        ends[:] = [when for when in ends if now - when < LOOP_WINDOW_S] + [now] * (died + stuck)
-        if (died or stuck) and len(ends) >= LOOP:
+        ends[:] = [when for when in ends if now - when < LOOP_WINDOW_S] + [now] * (died + stuck + ended)
+        if (died or stuck or ended) and len(ends) >= LOOP:
             memory.given_up.add(role.container)
             minutes = LOOP_WINDOW_S / 60
             found.append(
                 Incident(role.role, "stopped", f"it ended or stuck {len(ends)} times in {minutes:.0f} minutes", "stop")
             )
         elif stuck:
-            found.append(Incident(role.role, "stuck", "its health check fails", "restart"))
+            what = "it does not answer" if silent else "its health check fails"
+            found.append(Incident(role.role, "stuck", what, "restart"))
+        elif ended:
+            found.append(Incident(role.role, "left", "it has ended and nobody has started it again", "start"))
         elif died:
             found.append(Incident(role.role, "died", "it ended, and Docker started it again", "none"))
         if role.container in memory.given_up:
             continue
-        serving = role.status == "running" and role.health == "healthy"
-        if _lasts(memory, role.role, "unrouted", serving and role.routed is False, now, UNROUTED_S):
+        unrouted = serving and role.routed is False and not silent
+        if _lasts(memory, role.role, "unrouted", unrouted, now, UNROUTED_S):
             found.append(
                 Incident(role.role, "unrouted", "it is healthy and the router does not use it", "replace router")
             )
@@ -157,9 +174,11 @@ def watch(
                 if journal.cut_off(state):
                     change.heal(root, state, report)
                 stack = running_stack(root, state.environment)
-                write_roles(state, stack.roles(), datetime.now(UTC))
+                with _tolerant(trouble):
+                    write_roles(state, stack.roles(), datetime.now(UTC))
                 for incident in judge(memory, look(stack), time.monotonic()):
-                    told(incident, record(stack, state, incident))
+                    with _tolerant(trouble):
+                        told(incident, record(stack, state, incident))
                     _remedy(stack, incident)
         except LockHeld:
             # Another command is changing the stack: whatever is so now is its doing.
@@ -169,6 +188,15 @@ def watch(
         if once:
             return
         time.sleep(interval_s)
+
+
+@contextmanager
+def _tolerant(trouble: Callable[[Exception], None]) -> Generator[None]:
+    """What cannot be written, on a full disk, must not keep a role stuck."""
+    try:
+        yield
+    except OSError as error:
+        trouble(error)
 
 
 def look(stack: Stack) -> list[Seen]:
@@ -183,16 +211,20 @@ def look(stack: Stack) -> list[Seen]:
 
 def _seen(stack: Stack, state: RoleState, view: gate.View | None) -> Seen:
     routed: bool | None = None
+    answers = view is not None if state.role == ROUTER else None
     requests, used = None, 0
     if state.role in ALL_ENGINES and state.serving:
         if view and not view.replacing and state.role not in view.drained:
             routed = state.role in view.routed
+            answers = routed or stack.probe(state)
         try:
             load = parse_load(stack.metrics(state.role, path="/v1/loads"))
             requests, used = load.requests, load.used_tokens
         except (DeployError, ValueError):
             pass
-    return Seen(state.role, state.status, state.health, state.restarts, state.container, routed, requests, used)
+    return Seen(
+        state.role, state.status, state.health, state.restarts, state.container, routed, answers, requests, used
+    )
 
 
 def _remedy(stack: Stack, incident: Incident) -> None:
@@ -205,6 +237,8 @@ def _remedy(stack: Stack, incident: Incident) -> None:
             case "restart":
                 # It is stuck: there is nothing to wait for.
                 docker.container.restart(container, time=5)
+            case "start":
+                docker.container.start(container)
             case "stop":
                 docker.container.stop(container, time=5)
             case "replace router":

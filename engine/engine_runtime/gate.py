@@ -6,7 +6,8 @@ owns the port and runs the router as its child, on an address inside the contain
 
 - a request for which there is no engine or no router waits WAIT_S, then gets 503 with Retry-After;
 - when all engines of a kind are dead, requests in flight get an error instead of silence;
-- a router that dies is started again; on SIGHUP it is replaced once the requests in flight have ended;
+- a router that dies is started again, one that hangs is killed;
+- on SIGHUP the router is replaced once the requests in flight have ended;
 - on SIGTERM new requests get 503 with Retry-After, those in flight may finish.
 """
 
@@ -16,13 +17,14 @@ import json
 import re
 import secrets
 import signal
+import socket
 import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -35,14 +37,17 @@ WAIT_S = 10.0
 RETRY_AFTER_S = 10
 LOOK_S = 1.0
 CONNECT_S = 3.0
-# A process that is gone refuses at once: two looks. A network that is cut only stays silent: three.
+# To an engine, on the same bridge: the kernel there answers in less than a millisecond, however busy the process is.
+LOOK_CONNECT_S = 1.5
 LOOKS = 2
 # The router's own probes see an engine that accepts connections and does nothing more. Its verdict counts once it has
 # stood for so long that a busy moment is no explanation.
 VERDICT_S = 5.0
-# Decode itself gives up a dead prefill after 10 s and the router says so; this is only the backstop.
-PREFILL_S = 12.0
+# What a prefill that hangs has to come back before its requests are given up.
+PREFILL_S = 6.0
 ROUTER_START_S = 30.0
+# So often in a row it takes a connection and says nothing within CONNECT_S.
+ROUTER_LOOKS = 3
 ROUTER_DEATHS = 5
 ROUTER_DEATHS_WINDOW_S = 60.0
 HOP_BY_HOP = frozenset(
@@ -97,12 +102,14 @@ class Engine:
 
     Attributes:
         failed: looks without a connection in a row.
+        silent: the last of them got no answer at all, not even a refusal.
         sick_since: since when the router calls it unhealthy, None if it does not.
         down_since: when it was last found dead or sick for too long, None while it is neither.
     """
 
     kind: str
     failed: int = 0
+    silent: bool = False
     sick_since: float | None = None
     down_since: float | None = None
 
@@ -113,6 +120,18 @@ class Engine:
             self.down_since = self.down_since or now
         else:
             self.down_since = None
+
+
+class Outage(NamedTuple):
+    """No engine of a kind is left.
+
+    Attributes:
+        since: when the last of them was found dead.
+        hanging: one of them keeps its connections and does nothing with them.
+    """
+
+    since: float
+    hanging: bool
 
 
 @dataclass(eq=False)
@@ -130,23 +149,28 @@ class Request:
     answering: bool = False
 
 
-def kinds_down(engines: Mapping[str, Engine]) -> dict[str, float]:
-    """The kinds of which no engine is left, and since when."""
-    found: dict[str, float] = {}
+def kinds_down(engines: Mapping[str, Engine]) -> dict[str, Outage]:
+    """The kinds of which no engine is left."""
+    found: dict[str, Outage] = {}
     for kind in {engine.kind for engine in engines.values()}:
-        since = [engine.down_since for engine in engines.values() if engine.kind == kind]
-        if all(when is not None for when in since):
-            found[kind] = max(when for when in since if when is not None)
+        alike = [engine for engine in engines.values() if engine.kind == kind]
+        since = [engine.down_since for engine in alike if engine.down_since is not None]
+        if len(since) == len(alike):
+            hanging = any(engine.silent or engine.sick_since is not None for engine in alike)
+            found[kind] = Outage(max(since), hanging)
     return found
 
 
-def loss(request: Request, down: Mapping[str, float], now: float) -> str | None:
+def loss(request: Request, down: Mapping[str, Outage], now: float) -> str | None:
     """Why a request cannot be answered any more, or None."""
-    for kind, since in down.items():
+    for kind, outage in down.items():
         if kind != "prefill":
             return f"no {kind} is alive"
-        if not request.answering and request.begun > since and now - request.begun > PREFILL_S:
-            return "no prefill is alive"
+        # A prefill that died ends its requests, and decode those that waited for it. One that hangs keeps the router
+        # waiting, even after decode has given up. Without an answer that has begun nobody here can tell whether decode
+        # has the KV cache already.
+        if outage.hanging and not request.answering and now - max(outage.since, request.begun) > PREFILL_S:
+            return "prefill does not answer"
     return None
 
 
@@ -289,11 +313,16 @@ class Gate:
     async def look(self) -> None:
         """Look at the engines for ever, and give up requests that have lost theirs."""
         self.engines = {url: Engine(str(worker["worker_type"])) for url, worker in self.settings.engines.items()}
+        hung = 0
         while True:
             began = time.monotonic()
             await asyncio.gather(*(self._connect(url, engine) for url, engine in self.engines.items()))
             await self._keep_drained()
-            sick = await self._verdicts()
+            sick, hangs = await asyncio.gather(self._verdicts(), self._router_hangs())
+            hung = hung + 1 if hangs else 0
+            if hung >= ROUTER_LOOKS and self.router and self.router.returncode is None:
+                say("router_hangs")
+                self.router.kill()
             now = time.monotonic()
             for url, engine in self.engines.items():
                 engine.sick_since = (engine.sick_since or now) if url.rstrip("/") in sick else None
@@ -308,12 +337,13 @@ class Gate:
         parts = urlsplit(url)
         try:
             _, writer = await asyncio.wait_for(
-                asyncio.open_connection(parts.hostname, parts.port or 80), timeout=CONNECT_S
+                asyncio.open_connection(parts.hostname, parts.port or 80), timeout=LOOK_CONNECT_S
             )
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError) as error:
             engine.failed += 1
+            engine.silent = not isinstance(error, (ConnectionRefusedError, socket.gaierror))
         else:
-            engine.failed = 0
+            engine.failed, engine.silent = 0, False
             writer.close()
 
     async def _verdicts(self) -> set[str]:
@@ -360,6 +390,17 @@ class Gate:
         finally:
             self.held = False
         say("replaced_router")
+
+    async def _router_hangs(self) -> bool:
+        """Whether the router takes connections and does not answer; one that starts refuses them."""
+        limit = aiohttp.ClientTimeout(total=CONNECT_S)
+        try:
+            async with self.session.get(f"http://127.0.0.1:{ROUTER_PORT}/liveness", timeout=limit):
+                return False
+        except TimeoutError:
+            return True
+        except aiohttp.ClientError:
+            return False
 
     async def _router_answers(self) -> bool:
         try:

@@ -130,12 +130,20 @@ def _ready() -> bool:
 
 
 def run_gate(rest: list[str]) -> int:
-    """Run the router behind its gate until both end; returns the exit code."""
+    """Run the router behind its gate, on the address that the router was given; returns the exit code."""
     gate = _import("engine_runtime.gate")
     # Of two equal options the last counts, and `rest` holds EXTRA_ARGUMENTS already.
     os.environ.pop("EXTRA_ARGUMENTS", None)
     own = ["--host=127.0.0.1", f"--port={gate.ROUTER_PORT}"]
-    return gate.run(rest, [sys.executable, "-m", "engine_runtime.launch", ROUTER_ALONE, *rest, *own], "0.0.0.0", PORT)
+    command = [sys.executable, "-m", "engine_runtime.launch", ROUTER_ALONE, *rest, *own]
+    return gate.run(rest, command, listen_address(rest), PORT)
+
+
+def listen_address(arguments: Sequence[str]) -> str:
+    """What `--host` says, the last of several; every address without it."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--host", default="0.0.0.0")
+    return parser.parse_known_args(arguments)[0].host
 
 
 def run_router(rest: list[str], api_key: str | None, admin_key: str | None, gate_key: str) -> None:

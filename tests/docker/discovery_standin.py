@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 API_PORT, ENGINE_PORT = 8001, 30000
-ROUTER = "http://127.0.0.1:31000"
+# The router's gate; the stand-ins have the same port of other addresses.
+ROUTER = "http://127.0.0.1:30000"
 PATIENCE_SECONDS = 40
 ANSWER = {
     "id": "1",
@@ -206,17 +207,11 @@ def main() -> None:
     config = {"apiVersion": "v1", "kind": "Config", "clusters": [cluster], "contexts": [context], "users": users}
     kubeconfig.write_text(json.dumps({**config, "current-context": "x"}))
 
-    # The engines' port on other addresses is the stand-ins', so the router listens on one of its own.
-    moved = {"--port=30000": "--port=31000", "--host=0.0.0.0": "--host=127.0.0.1"}
-    arguments = [moved.get(argument, argument) for argument in exported["args"]]
+    assert exported["args"][0] == "router"
     environment = {**os.environ, **exported["env"], "KUBECONFIG": str(kubeconfig)}
-    # Without its gate, which takes port 30000 of every address: here the stand-in engines have it.
-    assert arguments[0] == "router"
-    command = [sys.executable, "-m", "engine_runtime.launch", "router-alone", *arguments[1:]]
+    command = [sys.executable, "-m", "engine_runtime.launch", *exported["args"], "--host=127.0.0.1"]
     with Path("/tmp/router.log").open("w") as log:
-        router = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-        )
+        router = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     steps: dict[str, Any] = {}
     try:
         expected = sorted(map(url, addresses.values()))

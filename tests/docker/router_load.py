@@ -15,7 +15,11 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import discovery_standin
 from discovery_standin import API_PORT, ENGINE_PORT, Pods, api, ask, pod, reply, serve
+
+# The stand-ins answer on every address, so the router has a port of its own, and no gate.
+ROUTER_PORT = 31000
 
 # Samples of an engine's own page: counted on a decode engine of profile cpu, SGLang 0.5.23, 87 kB.
 LINES = 560
@@ -71,13 +75,15 @@ def main() -> None:
     config = {"apiVersion": "v1", "kind": "Config", "clusters": [cluster], "contexts": [context], "users": []}
     config["users"] = [{"name": "u", "user": {}}]
     kubeconfig.write_text(json.dumps({**config, "current-context": "x"}))
-    moved = {"--port=30000": "--port=31000", "--host=0.0.0.0": "--host=127.0.0.1"}
-    arguments = [moved.get(argument, argument) for argument in exported["args"]]
+    discovery_standin.ROUTER = f"http://127.0.0.1:{ROUTER_PORT}"
     environment = {**os.environ, **exported["env"], "KUBECONFIG": str(kubeconfig)}
-    command = [sys.executable, "-m", "engine_runtime.launch", *arguments]
+    own = ["--host=127.0.0.1", f"--port={ROUTER_PORT}"]
+    command = [sys.executable, "-m", "engine_runtime.launch", "router-alone", *exported["args"][1:], *own]
     begun = time.monotonic()
     with Path("/tmp/router.log").open("w") as log:
-        router = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        router = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
     try:
         while len((ask("/workers")[1] or {}).get("workers", [])) < engines:
             if time.monotonic() > begun + 540:

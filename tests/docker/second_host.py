@@ -26,25 +26,58 @@ START_SECONDS = 60
 PATIENCE_SECONDS = 900
 
 
-@dataclass(frozen=True)
+@dataclass
 class Host:
     """The second host.
 
     Attributes:
         namespace: of its network.
-        socket: of its Docker engine.
-        cache: its cache folder.
+        folder: where its Docker engine keeps its data.
+        runtime: where the engine's socket and other files of its run time lie.
+        engine: the Docker engine.
     """
 
     namespace: str
-    socket: Path
-    cache: Path
+    folder: Path
+    runtime: Path
+    engine: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def socket(self) -> Path:
+        return self.runtime / "docker.sock"
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache"
+
+    @property
+    def enter(self) -> list[str]:
+        """What stands before a command line to run it in the host's network."""
+        return ["nsenter", f"--net=/run/netns/{self.namespace}"]
+
+    def start(self) -> None:
+        """Start the Docker engine and wait until it answers."""
+        log = self.folder / "dockerd.log"
+        with log.open("ab") as output:
+            command = [*self.enter, "dockerd", "--config-file", str(self.runtime / "daemon.json")]
+            self.engine = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        deadline = time.monotonic() + START_SECONDS
+        while self.run("docker", "version").returncode:
+            if self.engine.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"the second engine does not start: {log.read_text()[-3000:]}")
+            time.sleep(0.3)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End the Docker engine, if it runs."""
+        if self.engine:
+            self.engine.send_signal(number)
+            self.engine.wait(60)
 
     def run(self, *command: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         """Run a command there."""
         own = {"DOCKER_HOST": f"unix://{self.socket}", "XDG_CACHE_HOME": str(self.cache), **environment}
         return subprocess.run(
-            ["nsenter", f"--net=/run/netns/{self.namespace}", *command],
+            [*self.enter, *command],
             env=os.environ | own,
             capture_output=True,
             text=True,
@@ -77,47 +110,38 @@ def clone_to(folder: Path, changes: Mapping[str, str] | None = None) -> Path:
 
 
 @contextmanager
-def second_host(folder: Path, **features: bool) -> Iterator[Host]:
-    """A host that starts with nothing, and leaves nothing.
+def second_host(folder: Path, settings: Mapping[str, object] | None = None, **features: bool) -> Iterator[Host]:
+    """A host that starts with nothing but what lies in its folder, and leaves nothing.
 
     Args:
-        folder: where its Docker engine keeps its data.
+        folder: where its Docker engine keeps its data, in `docker`.
+        settings: of the engine.
         features: of the engine, beyond CDI.
     """
     name = f"dsv4-{uuid.uuid4().hex[:6]}"
     # Paths of sockets are short, and an engine's runtime files lie where a mount is cheap.
-    run = Path(tempfile.mkdtemp(prefix=f"{name}-", dir="/run"))
+    host = Host(name, folder, Path(tempfile.mkdtemp(prefix=f"{name}-", dir="/run")))
     configuration = {
         "data-root": str(folder / "docker"),
-        "exec-root": str(run / "exec"),
-        "pidfile": str(run / "pid"),
-        "hosts": [f"unix://{run / 'docker.sock'}"],
+        "exec-root": str(host.runtime / "exec"),
+        "pidfile": str(host.runtime / "pid"),
+        "hosts": [f"unix://{host.socket}"],
         "features": {"cdi": True, **features},
+        **(settings or {}),
     }
-    (run / "daemon.json").write_text(json.dumps(configuration))
-    engine = None
-    host = Host(name, run / "docker.sock", folder / "cache")
+    (host.runtime / "daemon.json").write_text(json.dumps(configuration))
     try:
         _cable(name)
-        with (folder / "dockerd.log").open("wb") as log:
-            command = ["nsenter", f"--net=/run/netns/{name}", "dockerd", "--config-file", str(run / "daemon.json")]
-            engine = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        deadline = time.monotonic() + START_SECONDS
-        while host.run("docker", "version").returncode:
-            if engine.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"the second engine does not start: {(folder / 'dockerd.log').read_text()[-3000:]}")
-            time.sleep(0.3)
+        host.start()
         yield host
     finally:
-        if engine:
-            # Their layers stay mounted otherwise.
-            if containers := host.run("docker", "ps", "--all", "--quiet").stdout.split():
-                host.run("docker", "rm", "--force", *containers)
-            engine.send_signal(signal.SIGTERM)
-            engine.wait(60)
+        # Their layers stay mounted otherwise.
+        if host.engine and (containers := host.run("docker", "ps", "--all", "--quiet").stdout.split()):
+            host.run("docker", "rm", "--force", *containers)
+        host.stop()
         subprocess.run(["ip", "link", "delete", f"{name}-h"], capture_output=True)
         subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-        shutil.rmtree(run, ignore_errors=True)
+        shutil.rmtree(host.runtime, ignore_errors=True)
         shutil.rmtree(folder / "docker", ignore_errors=True)
         shutil.rmtree(folder / "cache", ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""The real router finds engines in the pods that an export makes, through a stand-in for Kubernetes' API."""
+"""The real router behind its gate finds engines in the pods that an export makes; Kubernetes' API is a stand-in."""
 
 import json
 import subprocess

@@ -238,6 +238,35 @@ def test_no_json_gets_a_5xx_or_a_traceback(client: httpx.Client, path: str, fiel
     assert "Traceback" not in answer.text
 
 
+PUBLIC = (
+    *("/v1/chat/completions", "/v1/completions", "/generate", "/v1/tokenize", "/v1/detokenize", "/v1/models"),
+    *("/get_model_info", "/get_server_info", "/health"),
+)
+
+
+def test_what_sglangs_own_schema_allows_and_forbids_gets_no_5xx(
+    project: Project, client: httpx.Client, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    program = ROOT / ".cache/schemathesis/bin/schemathesis"
+    if not program.exists():
+        pytest.fail("no schemathesis: make test-docker brings it, or: make .cache/schemathesis/.synced")
+    schema = json.loads(project.fetch("decode", "http://127.0.0.1:30000/openapi.json"))
+    # The engine has some of them under another name as well.
+    schema["paths"] = {path: schema["paths"][path] for path in PUBLIC if path in schema["paths"]}
+    assert len(schema["paths"]) >= 5, schema["paths"].keys()
+    (tmp_path / "openapi.json").write_text(json.dumps(schema))
+    # 501: a route of another backend.
+    configuration = "[checks.not_a_server_error]\nexpected-statuses = ['2xx', '3xx', '4xx', 501]\n"
+    (tmp_path / "schemathesis.toml").write_text(configuration)
+    command = [str(program), "run", "openapi.json", "--url", str(client.base_url), "--tls-verify", str(certificate[0])]
+    command += ["--header", f"Authorization: Bearer {KEY}", "--checks", "not_a_server_error", "--mode", "all"]
+    command += ["--phases", "examples,coverage,fuzzing", "--max-examples", "20", "--seed", "1", "--continue-on-failure"]
+    command += ["--request-timeout", "60", "--suppress-health-check", "all", "--no-shrink", "--no-color"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    (ROOT / ".cache/schemathesis.txt").write_text(done.stdout)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
 def test_one_request_is_followed_from_the_front_to_decode(project: Project, client: httpx.Client) -> None:
     answer = ask(client, headers={"X-Request-Id": "order-66"})
     assert answer.headers["x-request-id"] == "order-66"

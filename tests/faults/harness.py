@@ -5,14 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +89,11 @@ class Controller:
     def pid(self, service: str) -> int:
         return int(docker("inspect", "--format", "{{.State.Pid}}", self.container(service)))
 
+    def child(self, service: str, title: str) -> int:
+        """Host process id of a process inside a container, by its title; its parent's may hold the same words."""
+        lines = docker("top", self.container(service), "-eo", "pid,args").splitlines()
+        return int([line.split()[0] for line in lines if title in line][-1])
+
     def images(self) -> dict[str, str]:
         """Image of each container that runs."""
         label = f"label={PROJECT_LABEL}={self.project}"
@@ -100,12 +108,22 @@ class Controller:
 
 @contextmanager
 def load(
-    url: str, answers: Mapping[str, str], folder: Path, *, users: int = 8, **variables: str
+    url: str,
+    answers: Mapping[str, str],
+    folder: Path,
+    *,
+    users: int = 8,
+    enter: Sequence[str] = (),
+    **variables: str,
 ) -> Iterator[dict[str, Any]]:
-    """Keep a stack under load while the body runs; the dict is filled afterwards with what Locust counted."""
+    """Keep a stack under load while the body runs; the dict is filled afterwards with what Locust counted.
+
+    Args:
+        enter: what stands before the command line, to run it elsewhere.
+    """
     file = folder / f"answers-{uuid.uuid4().hex[:6]}.json"
     file.write_text(json.dumps(dict(answers)))
-    command = [sys.executable, "-m", "locust", "-f", str(HERE / "load.py"), "--headless", "--host", url]
+    command = [*enter, sys.executable, "-m", "locust", "-f", str(HERE / "load.py"), "--headless", "--host", url]
     process = subprocess.Popen(
         [*command, "-u", str(users), "-r", str(users), "--json", "--stop-timeout", "60", "--loglevel", "WARNING"],
         env=os.environ | {"EXPECTED_ANSWERS": str(file), **variables},
@@ -128,6 +146,38 @@ def load(
         found["failures"] = sum(row["num_failures"] for row in rows)
         found["slowest_s"] = max((row["max_response_time"] for row in rows), default=0) / 1000
         found["errors"] = errors[-3000:]
+
+
+@contextmanager
+def knocking(url: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Iterator[list[tuple[float, str]]]:
+    """Ask ten times a second on a new connection while the body runs; the list has when and what came of it.
+
+    What came: the status, with `+` if Retry-After says when to come again, or `none` without an answer.
+    """
+    seen: list[tuple[float, str]] = []
+    stop = threading.Event()
+
+    def knock() -> None:
+        begun = time.monotonic()
+        try:
+            answer = httpx.post(f"{url}/v1/chat/completions", headers=headers, json=body, timeout=60, trust_env=False)
+            seen.append((begun, f"{answer.status_code}{'+' if 'retry-after' in answer.headers else ''}"))
+        except httpx.HTTPError:
+            seen.append((begun, "none"))
+
+    def knock_on() -> None:
+        with ThreadPoolExecutor(200) as pool:
+            while not stop.wait(0.1):
+                pool.submit(knock)
+
+    knocker = threading.Thread(target=knock_on)
+    knocker.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        knocker.join()
+        seen.sort()
 
 
 def note(fault: str, client: str, seconds: float | None, lost: str, stack: str) -> None:

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import PROMPTS, Controller, load, note
+from harness import PROMPTS, Controller, knocking, load, note
 from standin_engine import words
 
 TOKENS = 20
@@ -62,3 +62,45 @@ def test_an_upgrade_that_fails_goes_back_by_itself_and_says_so(served: Controlle
     assert served.images() == before
     assert found["failures"] == 0, found["errors"]
     note("an upgrade whose engine does not start", "no request failed", None, "nothing: back by itself", STACK)
+
+
+KEY = "sk-of-the-fault-test-0123456789"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("front", [False, True], ids=["router", "front"])
+def test_while_the_published_port_moves_to_another_container_nothing_in_flight_is_cut(
+    fresh: Controller, second_name: str, tmp_path: Path, front: bool
+) -> None:
+    headers: dict[str, str] = {}
+    if front:
+        (fresh.spec.parent / "keys").write_text(f"{KEY} tester\n")
+        fresh.spec.write_text(fresh.spec.read_text().replace("[router]", '[router]\napi_key_file = "keys"'))
+        headers = {"Authorization": f"Bearer {KEY}"}
+    fresh.must("up")
+    # Some answers take ten seconds, so at every moment there is one that would be cut.
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 500}
+    with (
+        knocking(fresh.url, headers, {**body, "max_tokens": 1}) as short,
+        knocking(fresh.url, headers, body) as long,
+    ):
+        time.sleep(2)
+        fresh.must("upgrade", STANDIN_IMAGE=second_name)
+        time.sleep(2)
+    assert {what for _, what in short + long} <= {"200", "503+", "none"}
+    closed = [when for when, what in short if what == "none"]
+    # A long one that got no answer came when the port was closed, not before.
+    cut = [when for when, what in long if what == "none" and not min(closed) - 0.2 <= when <= max(closed) + 0.2]
+    assert not cut
+    away = max(closed) - min(closed) if closed else 0.0
+    assert away < 5
+    refused = [when for when, what in short if what != "200"]
+    counts = ", ".join(f"{[w for _, w in short].count(what)} of {what}" for what in ("200", "503+", "none"))
+    holder = "front" if front else "router"
+    note(
+        f"deploy upgrade to another image; the {holder} has the published port",
+        f"{counts}; connections refused for {away:.1f} s (`+`: with Retry-After)",
+        max(refused) - min(refused) if refused else None,
+        "nothing",
+        STACK,
+    )

@@ -86,8 +86,17 @@ class Seen:
         return f"{shown}; the slowest {self.slowest():.1f} s"
 
 
+def well(url: str) -> None:
+    """Wait until the last fault is over."""
+    deadline = time.monotonic() + PATIENCE_S
+    while ask(url, "are you there?").status_code != 200:
+        assert time.monotonic() < deadline, "nothing is served after the last fault"
+        time.sleep(1)
+
+
 def observe(url: str, expected: dict[str, str], fault: Callable[[], object]) -> Seen:
     """Ask before, during and after a fault, until twenty questions in a row have been answered rightly."""
+    well(url)
     seen, stop = Seen(), threading.Event()
     begun = time.monotonic() + 2
     prompts = list(expected)
@@ -133,12 +142,6 @@ def kill(controller: Controller, service: str, number: signal.Signals) -> None:
     os.kill(controller.pid(service), number)
 
 
-def child(controller: Controller, service: str, title: str) -> int:
-    """Host process id of a process inside a container, by its title."""
-    lines = docker("top", controller.container(service), "-eo", "pid,args").splitlines()
-    return int(next(line.split()[0] for line in lines if title in line))
-
-
 @pytest.mark.parametrize("service", ["decode", "prefill", "router"])
 def test_sigkill(served: Controller, answers: dict[str, str], service: str) -> None:
     seen = observe(served.url, answers, lambda: kill(served, service, signal.SIGKILL))
@@ -149,13 +152,13 @@ def test_sigkill(served: Controller, answers: dict[str, str], service: str) -> N
 
 @pytest.mark.parametrize("service", ["decode", "prefill"])
 def test_sigkill_of_the_scheduler_process(served: Controller, answers: dict[str, str], service: str) -> None:
-    seen = observe(served.url, answers, lambda: os.kill(child(served, service, "sglang::scheduler"), signal.SIGKILL))
+    seen = observe(served.url, answers, lambda: os.kill(served.child(service, "sglang::scheduler"), signal.SIGKILL))
     note(f"SIGKILL of {service}'s scheduler", seen.words(), seen.service(), "what was in flight", STACK)
     settled(seen)
 
 
 def test_sigkill_of_the_router_process_behind_the_gate(served: Controller, answers: dict[str, str]) -> None:
-    seen = observe(served.url, answers, lambda: os.kill(child(served, "router", "router-alone"), signal.SIGKILL))
+    seen = observe(served.url, answers, lambda: os.kill(served.child("router", "router-alone"), signal.SIGKILL))
     note("SIGKILL of the router behind its gate", seen.words(), seen.service(), "what was in flight", STACK)
     settled(seen)
 
@@ -174,19 +177,60 @@ def test_a_cut_network_between_the_roles(served: Controller, answers: dict[str, 
     settled(seen)
 
 
-def test_sigstop_is_a_stuck_engine_that_watch_restarts(served: Controller, answers: dict[str, str]) -> None:
+def address(controller: Controller, service: str) -> str:
+    form = "{{range $name, $network := .NetworkSettings.Networks}}{{$name}} {{$network.IPAddress}}\n{{end}}"
+    found = dict(
+        line.split() for line in docker("inspect", "-f", form, controller.container(service)).splitlines() if line
+    )
+    return next(ip for name, ip in found.items() if name.endswith("_engines"))
+
+
+def test_blocked_ports_between_the_roles(served: Controller, answers: dict[str, str]) -> None:
+    """KV cache and its control messages: what prefill sends to decode, but for its HTTP servers' answers."""
+    rule = ["OUTPUT", "-d", address(served, "decode"), "-p", "tcp"]
+    rule += ["-m", "multiport", "!", "--sports", "30000,8998", "-j", "DROP"]
+    enter = ["nsenter", "-t", str(served.pid("prefill")), "-n", "iptables"]
+
+    def block() -> None:
+        subprocess.run([*enter, "-A", *rule], check=True)
+        threading.Timer(20, lambda: subprocess.run([*enter, "-D", *rule], check=True)).start()
+
+    seen = observe(served.url, answers, block)
+    note("ports of the KV transfer blocked for 20 s", seen.words(), seen.service(), "nothing", STACK)
+    # Nobody is dead: TCP brings everything once it can. WAITING_TIMEOUT is the limit.
+    assert {what for _, _, what in seen.answers} == {"200"}, seen.words()
+    assert seen.slowest() < (20 + 2 * SETTLED_S) * SLOW, seen.words()
+
+
+STUCK = {"decode": "sglang::scheduler", "prefill": "sglang::scheduler", "router": "router-alone"}
+# The router's probes give an engine up after two of 15 + 5 s, and the gate waits for 5 + 6 s more.
+STUCK_S = 55.0
+
+
+@pytest.mark.parametrize("service", STUCK)
+def test_a_process_that_is_stuck_is_killed_and_started_again(
+    served: Controller, answers: dict[str, str], service: str
+) -> None:
     watcher = served.start("watch", "--json")
     try:
-        scheduler = child(served, "decode", "sglang::scheduler")
-        seen = observe(served.url, answers, lambda: os.kill(scheduler, signal.SIGSTOP))
+        process = served.child(service, STUCK[service])
+        seen = observe(served.url, answers, lambda: os.kill(process, signal.SIGSTOP))
     finally:
         watcher.terminate()
         output, _ = watcher.communicate(timeout=30)
-    note("SIGSTOP of decode's scheduler, with deploy watch", seen.words(), seen.service(), "what was in flight", STACK)
-    incidents = [json.loads(line) for line in output.splitlines()]
-    assert [item["remedy"] for item in incidents if item["role"] == "decode"][:1] == ["restart"], output
-    assert (Path(incidents[0]["record"]) / "decode.log").read_text()
+    what = f"SIGSTOP of {service}'s scheduler, with deploy watch" if service != "router" else "SIGSTOP of the router"
+    note(what, seen.words(), seen.service(), "what was in flight", STACK)
     assert not [item for item in seen.answers if item[2] == "wrong answer"], seen.words()
+    assert seen.answers[-1][2] == "200", seen.words()
+    if service == "router":
+        # The gate does this alone.
+        settled(seen)
+        return
+    assert seen.slowest() < STUCK_S * SLOW, seen.words()
+    incidents = [json.loads(line) for line in output.splitlines()]
+    mine = [item for item in incidents if item["role"] == service]
+    assert [item["remedy"] for item in mine][:1] == ["restart"], output
+    assert (Path(mine[0]["record"]) / f"{service}.log").read_text()
 
 
 def resident(controller: Controller, service: str) -> int:
@@ -210,9 +254,11 @@ def test_a_thousand_requests_with_aborts_give_no_wrong_answer_and_leave_nothing_
     served: Controller, answers: dict[str, str], tmp_path: Path
 ) -> None:
     requests = int(os.environ.get("STRESS_REQUESTS", "1000"))
+    well(served.url)
 
     def burst(count: int) -> dict[str, object]:
-        with load(served.url, answers, tmp_path, users=16, ABORTS="0.1", STOP_AFTER=str(count)) as found:
+        shares = {"ABORTS": "0.1", "SLOW": "0.1", "OVERLONG": "0.02"}
+        with load(served.url, answers, tmp_path, users=16, **shares, STOP_AFTER=str(count)) as found:
             deadline = time.monotonic() + PATIENCE_S
             while time.monotonic() < deadline and not (tmp_path / "enough").exists():
                 time.sleep(1)
@@ -225,9 +271,6 @@ def test_a_thousand_requests_with_aborts_give_no_wrong_answer_and_leave_nothing_
     found = burst(requests)
     assert found["failures"] == 0, found
     assert int(str(found["requests"])) >= requests
-    # Over-long prompts are refused, and nothing of them stays.
-    for _ in range(20):
-        assert ask(served.url, "x " * 6000).status_code == 400
     deadline = time.monotonic() + 60
     while left := used(served):
         assert time.monotonic() < deadline, f"{left} tokens of the KV pools are still in use"
@@ -237,7 +280,7 @@ def test_a_thousand_requests_with_aborts_give_no_wrong_answer_and_leave_nothing_
     assert {prompt: text_of(ask(served.url, prompt)) for prompt in PROMPTS} == answers
     what = ", ".join(f"{role} {size:+.0f} MiB" for role, size in grown.items())
     note(
-        f"{found['requests']} requests at 16 in flight, a tenth hung up, then 20 over-long prompts",
+        f"{found['requests']} requests at 16 in flight; a tenth hung up, a tenth read slowly, 2 % over-long prompts",
         f"no wrong answer; slowest {found['slowest_s']} s",
         None,
         f"nothing; KV pools empty; resident memory {what}",

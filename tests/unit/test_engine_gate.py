@@ -10,16 +10,19 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from engine_runtime.gate import (
     LOOKS,
     PREFILL_S,
     VERDICT_S,
     Engine,
+    Gate,
+    Outage,
     Request,
     kinds_down,
     loss,
@@ -196,6 +199,25 @@ def test_a_request_that_hangs_because_its_engine_died_gets_an_error(gate: Starte
     gate.until(lambda: gate.ask().status_code == 200)
 
 
+def test_the_looks_tell_an_engine_that_is_gone_from_one_that_is_silent() -> None:
+    async def looked(url: str) -> Engine:
+        engine = Engine("prefill")
+        await Gate(settings([]), ())._connect(url, engine)  # pyright: ignore[reportPrivateUsage]
+        return engine
+
+    (port,) = free_ports(1)
+    refused = asyncio.run(looked(f"http://127.0.0.1:{port}"))
+    assert (refused.failed, refused.silent) == (1, False)
+    with socket.create_server(("127.0.0.1", port), backlog=0), ExitStack() as held:
+        # With a full queue the kernel drops whoever else wants to connect.
+        for _ in range(4):
+            waiting = held.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", port))
+        silent = asyncio.run(looked(f"http://127.0.0.1:{port}"))
+    assert (silent.failed, silent.silent) == (1, True)
+
+
 def test_a_stream_whose_engine_died_ends_with_an_error_and_not_like_an_answer(gate: Started) -> None:
     gate.answer("stream")
     received = b""
@@ -226,6 +248,15 @@ def test_a_router_that_dies_is_started_again_and_nobody_notices(gate: Started) -
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(gate.ask) for _ in range(8)]
         assert {answer.result().status_code for answer in asked} == {200}
+
+
+def test_a_router_that_hangs_is_killed_and_started_again(gate: Started) -> None:
+    (router,) = psutil.Process(gate.process.pid).children()
+    router.suspend()
+    begun = time.monotonic()
+    assert gate.ask().status_code == 502
+    assert time.monotonic() - begun < 15
+    assert gate.ask().status_code == 200
 
 
 def test_on_sighup_the_router_is_replaced_and_no_request_fails(gate: Started) -> None:
@@ -298,17 +329,20 @@ def test_a_kind_is_down_only_when_all_its_engines_are() -> None:
     engines = {"a": Engine("regular", down_since=1.0), "b": Engine("regular")}
     assert kinds_down(engines) == {}
     engines["b"].down_since = 5.0
-    assert kinds_down(engines) == {"regular": 5.0}
+    assert kinds_down(engines) == {"regular": Outage(5.0, False)}
+    engines["a"].silent = True
+    assert kinds_down(engines) == {"regular": Outage(5.0, True)}
 
 
-def test_a_dead_prefill_takes_only_requests_that_came_after_it_and_got_nothing() -> None:
+def test_a_prefill_that_hangs_takes_what_has_got_no_answer_and_a_dead_one_nothing() -> None:
     async def lost() -> "asyncio.Future[str]":
         return asyncio.get_running_loop().create_future()
 
     future = asyncio.run(lost())
-    down, late = {"prefill": 10.0}, 11.0 + PREFILL_S + 1
-    assert loss(Request(9.0, future), down, late) is None
-    assert loss(Request(11.0, future), down, 12.0) is None
-    assert loss(Request(11.0, future), down, late)
-    assert loss(Request(11.0, future, answering=True), down, late) is None
-    assert loss(Request(9.0, future, answering=True), {"decode": 10.0}, 10.0)
+    hanging, late = {"prefill": Outage(10.0, True)}, 10.0 + PREFILL_S + 1
+    assert loss(Request(9.0, future), hanging, 12.0) is None
+    assert loss(Request(9.0, future), hanging, late)
+    assert loss(Request(9.0, future, answering=True), hanging, late) is None
+    assert loss(Request(late - 1, future), hanging, late) is None
+    assert loss(Request(9.0, future), {"prefill": Outage(10.0, False)}, late) is None
+    assert loss(Request(9.0, future, answering=True), {"decode": Outage(10.0, False)}, 10.0)

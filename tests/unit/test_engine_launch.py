@@ -66,6 +66,11 @@ def test_on_other_addresses_only_the_front_may_be_published(address: str) -> Non
         launch.check_exposure(address)
 
 
+def test_the_gate_listens_where_the_router_was_told_to() -> None:
+    assert launch.listen_address(["--prefill", "http://p:1", "8998"]) == "0.0.0.0"
+    assert launch.listen_address(["--host=0.0.0.0", "--port=30000", "--host", "127.0.0.1"]) == "127.0.0.1"
+
+
 class FakeRouter:
     """Stands in for the router's two Python modules, which only the image has."""
 

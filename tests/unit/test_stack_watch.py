@@ -3,7 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.stack.watch import LEAK_S, LOOP, LOOP_WINDOW_S, UNROUTED_S, Memory, Seen, judge
+from deploy.stack.watch import ENDED_S, LEAK_S, LOOP, LOOP_WINDOW_S, SILENT_S, UNROUTED_S, Memory, Seen, judge
 
 WELL = Seen("decode", "running", "healthy", 0, "c1", routed=True, requests=0)
 
@@ -53,6 +53,28 @@ def test_a_healthy_engine_that_the_router_does_not_use_gets_a_new_router_after_a
     assert kinds(memory, seen, UNROUTED_S - 1) == []
     assert kinds(memory, seen, UNROUTED_S) == ["unrouted: replace router"]
     assert kinds(memory, seen, UNROUTED_S + 5) == []
+
+
+def test_an_engine_that_neither_the_router_nor_our_probe_gets_an_answer_from_is_stuck() -> None:
+    memory, seen = Memory(), replace(WELL, routed=False, answers=False)
+    assert kinds(memory, seen, 0) == []
+    assert kinds(memory, seen, SILENT_S) == ["stuck: restart"]
+    assert kinds(memory, replace(seen, health="starting"), SILENT_S + 5) == []
+
+
+def test_a_router_that_lacks_its_engines_is_not_the_one_to_restart() -> None:
+    router = Seen("router", "running", "unhealthy", 0, "c2", answers=True)
+    assert kinds(Memory(), router, 0) == []
+    assert kinds(Memory(), replace(router, answers=False), 0) == ["stuck: restart"]
+
+
+def test_what_has_ended_and_stays_so_is_started() -> None:
+    memory, ended = Memory(), replace(WELL, status="exited", health="", routed=None, requests=None)
+    assert kinds(memory, ended, 0) == []
+    assert kinds(memory, ended, ENDED_S) == ["left: start"]
+    assert kinds(memory, WELL, ENDED_S + 5) == []
+    memory.given_up.add(WELL.container)
+    assert [kinds(memory, ended, now) for now in (100, 100 + ENDED_S)] == [[], []]
 
 
 def test_a_drained_engine_is_left_alone() -> None:
