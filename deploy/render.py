@@ -55,6 +55,7 @@ SECTIONS = {
     "image": "Image",
     "layer": "Layers",
     "cache": "Compiled kernels",
+    "tuned": "Signed off by deploy tune",
 }
 
 
