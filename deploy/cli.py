@@ -34,6 +34,7 @@ from deploy import (
     profile_verbs,
     render,
     scale_verbs,
+    tune_verbs,
     watch_verbs,
 )
 from deploy.command_line import (
@@ -126,6 +127,7 @@ app.add_typer(profile_verbs.app)
 app.add_typer(plan_verbs.app)
 app.add_typer(observe_verbs.app)
 app.add_typer(scale_verbs.app)
+app.add_typer(tune_verbs.app)
 app.add_typer(model_verbs.app, name="model")
 
 out = Console(highlight=False)

@@ -56,6 +56,7 @@ SECTIONS = {
     "image": "Image",
     "layer": "Layers",
     "cache": "Compiled kernels",
+    "tuned": "Signed off by deploy tune",
 }
 
 

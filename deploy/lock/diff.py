@@ -9,7 +9,7 @@ from deploy.lock.options import options
 
 Section = Literal[
     "package", "request", "release", "python", "wheel", "patch", "engine", "kernels", "hook", "runtime", "model",
-    "tiny_model", "host", "compose", "argument", "environment", "role", "image", "layer", "cache",
+    "tiny_model", "host", "compose", "argument", "environment", "role", "image", "layer", "cache", "tuned",
 ]  # fmt: skip
 SHORT = 12
 
@@ -159,6 +159,11 @@ def facts(lock: Lock) -> Facts:
             found |= role_facts(f"{profile} {name}", role)
     if lock.image:
         found |= image_facts(lock.image)
+    if lock.tuned:
+        for name, value in lock.tuned.model_dump(exclude={"setting"}).items():
+            add("tuned", name, value)
+        for key, value in lock.tuned.setting.items():
+            add("tuned", f"setting {key}", value)
     return found
 
 

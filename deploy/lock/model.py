@@ -42,7 +42,7 @@ def _by_name(mapping: dict[str, _Value]) -> dict[str, _Value]:
 Named = Annotated[dict[str, _Value], AfterValidator(_by_name)]
 Part = Literal[
     "rootfs", "python", "wheels", "engine", "kernels", "runtime", "model", "tiny_model", "host", "compose", "roles",
-    "image",
+    "image", "tuned",
 ]  # fmt: skip
 PARTS: tuple[Part, ...] = get_args(Part)
 
@@ -255,6 +255,23 @@ class ImageLock(_Table):
         return self
 
 
+class TunedLock(_Table):
+    """What `deploy tune` signed off in deploy.toml.
+
+    Attributes:
+        results_sha256: of the report with every trial.
+        setting: each key with the value that won.
+    """
+
+    by: str
+    at: str
+    host: str
+    gpu: str
+    image: str
+    results_sha256: Sha256
+    setting: Named[str]
+
+
 class Lock(_Table):
     """All of deploy.lock. A part that was never made is None or empty."""
 
@@ -271,6 +288,7 @@ class Lock(_Table):
     compose: Named[Sha256] = Field(default_factory=dict)
     roles: Named[Named[LockedRole]] = Field(default_factory=dict)
     image: ImageLock | None = None
+    tuned: TunedLock | None = None
 
 
 def read_lock(repository: Path) -> Lock:

@@ -44,6 +44,7 @@ from deploy.lock.model import (
     Part,
     PythonLock,
     RuntimeLock,
+    TunedLock,
     dump,
     read_lock,
     write_lock,
@@ -53,6 +54,7 @@ from deploy.lock.wheels import Target, group_disagreements, installed_wheels
 from deploy.model.hashing import folder_files, lock_folder
 from deploy.spec.load import SpecFile
 from deploy.spec.profiles import COMPOSE_FILES, Profile
+from deploy.spec.signoff import stale
 from deploy.stack.preview import preview_without_host
 from deploy.stack.roles import locked_roles
 
@@ -193,6 +195,9 @@ def derive(root: Path, spec_file: SpecFile, locked: Lock) -> tuple[Lock, list[Di
         what = "not locked yet" if engine is None else "SGLang's wheel or the patch series has changed"
         unresolved.append(Disagreement("engine", what, "deploy lock"))
     unresolved += _model_open(spec_file, locked)
+    unresolved += [
+        Disagreement("tuned", what, "deploy tune, or remove [tuned] from deploy.toml") for what in stale(spec_file.spec)
+    ]
     with ThreadPoolExecutor() as pool:
         profiles = dict.fromkeys((spec_file.spec.profile, "cpu"))
         roles = {profile: pool.submit(profile_roles, root, spec_file, profile) for profile in profiles}
@@ -215,6 +220,7 @@ def derive(root: Path, spec_file: SpecFile, locked: Lock) -> tuple[Lock, list[Di
                 "compose": {name: _sha256(root / name) for name in sorted(COMPOSE_FILES)},
                 "roles": {profile: future.result() for profile, future in sorted(roles.items())},
                 "image": _image(locked.image, inputs),
+                "tuned": _tuned(spec_file),
             }
         ), unresolved
 
@@ -341,6 +347,14 @@ def _image(locked: ImageLock | None, inputs: ImageInputs) -> ImageLock:
     if locked and (locked.inputs, locked.environment) == (inputs.hash, inputs.environment_hash):
         return locked
     return ImageLock(inputs=inputs.hash, environment=inputs.environment_hash)
+
+
+def _tuned(spec_file: SpecFile) -> TunedLock | None:
+    tuned = spec_file.spec.tuned
+    if tuned is None:
+        return None
+    settings = {winner.setting: winner.now for winner in tuned.winner}
+    return TunedLock(**tuned.model_dump(exclude={"workload", "results", "winner"}), setting=settings)
 
 
 def _python(root: Path, rootfs: RootfsLock, uv_lock: str) -> PythonLock:

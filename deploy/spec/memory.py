@@ -20,8 +20,8 @@ ASSUMED_MIB = 97887
 """RTX PRO 6000 Blackwell, as nvidia-smi shows it."""
 REQUESTS, CHUNK = 64, 8192
 """Defaults of MAX_RUNNING_REQUESTS and CHUNKED_PREFILL_SIZE in the compose files."""
-DRAFT_TOKENS = {"none": 0, "eagle": 4, "dspark": 8}
-"""DSpark: a block of 7 and the token it starts from, unless its checkpoint says otherwise."""
+DSPARK_TOKENS = 8
+"""A block of 7 and the token it starts from, unless its checkpoint says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def plan_memory(memory_mib: int, spec: Spec, ranks: int | None = None) -> Memory
         ranks: GPUs that share the weights; those of the spec's engines if None.
     """
     engine = spec.engine
-    draft = DRAFT_TOKENS[engine.speculation]
+    draft = {"none": 0, "eagle": engine.speculation_steps + 1, "dspark": DSPARK_TOKENS}[engine.speculation]
     loaded = weight_bytes(spec.model.variant) + (draft_bytes() if draft else 0)
     weights = loaded // (ranks or spec.gpus_per_engine)
     requests, chunk = limits(spec)

@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -130,13 +130,15 @@ class Decode(Role):
 class Engine(Section):
     """Settings that are equal in all engines. `context_length` is prompt plus answer, in tokens.
 
-    `draft_path` is DSpark's draft model where the model's folder does not hold it.
+    `draft_path` is DSpark's draft model where the model's folder does not hold it; `speculation_steps` is how many
+    tokens EAGLE guesses ahead.
     """
 
     context_length: PositiveInt = 131072
     memory_fraction: Fraction = 0.85
     speculation: Literal["none", "eagle", "dspark"] = "none"
     draft_path: str = ""
+    speculation_steps: Annotated[int, Field(ge=1, le=8)] = 3
     moe_backend: MoeBackend = "auto"
     nccl: Literal["auto", "ll_ring"] = "auto"
     pcie_ipc_all_reduce: bool = False
@@ -228,6 +230,35 @@ class Metrics(Section):
         return self
 
 
+class Winner(Section):
+    """A setting that won, with what it was held against. The ratios are of output throughput, candidate over former."""
+
+    setting: Annotated[str, StringConstraints(min_length=1)]
+    was: str
+    now: str
+    ratio: Annotated[float, Field(gt=0)]
+    at_least: Annotated[float, Field(gt=0)]
+    pairs: PositiveInt
+    answers: Annotated[float, Field(ge=0, le=1)]
+
+
+class Tuned(Section):
+    """What `deploy tune` wrote: who signed which settings off, where, on what, by which measurements.
+
+    `now` of a winner is what its key must still say; `results` is the report's file and `results_sha256` its hash.
+    """
+
+    by: str
+    at: str
+    host: str
+    gpu: str
+    image: str
+    workload: str
+    results: str
+    results_sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    winner: tuple[Winner, ...]
+
+
 class Spec(Section):
     """All of `deploy.toml`."""
 
@@ -242,6 +273,7 @@ class Spec(Section):
     router: Router = Router()
     metrics: Metrics = Metrics()
     variables: dict[VariableName, str | int | float] = Field(default_factory=dict)
+    tuned: Tuned | None = None
 
     @field_validator("replica", mode="before")
     @classmethod
@@ -273,6 +305,15 @@ class Spec(Section):
         for check in checks[self.profile]:
             check(self)
         return self
+
+    def at(self, key: str) -> object:
+        """The value of a dotted key, None where there is none."""
+        place: object = self
+        for part in key.split("."):
+            place = (
+                cast("dict[str, object]", place).get(part) if isinstance(place, dict) else getattr(place, part, None)
+            )
+        return place
 
     @property
     def roles(self) -> dict[str, Role]:

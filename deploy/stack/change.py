@@ -62,6 +62,23 @@ def journaled(root: Path, state: State, verb: str, report: Report) -> Generator[
     journal.end(state)
 
 
+def back(root: Path, state: State, volumes: Iterable[str], report: Report) -> str:
+    """Bring the current generation's containers back after something else ran; returns what was done, in words.
+
+    Call it in the body of `journaled`.
+
+    Args:
+        volumes: that were there before, and stay if nothing ran.
+
+    Raises:
+        DeployError: they cannot be started.
+    """
+    with step("clean", report) as running:
+        running.outcome = _restore(root, state, volumes, report)
+    generations.sweep(state)
+    return running.outcome
+
+
 def heal(root: Path, state: State, report: Report) -> None:
     """Bring the stack back to the current generation if the last command was cut off in the middle of a change.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.spec.load import SpecFile
-from deploy.spec.model import Role, Spec, cdi_device
+from deploy.spec.model import Engine, Role, Spec, cdi_device
 from deploy.spec.profiles import ENGINES, FRONT, PROMETHEUS, ROUTER, compose_profile
 
 Key = tuple[str | int, ...]
@@ -17,22 +17,30 @@ NIXL_PORT, ROUTER_METRICS_PORT, FRONT_METRICS_PORT = 19090, 29000, 29100
 # More than any text has: Chinese as \uXXXX has 10 or so, English 5. A longer request cannot be a prompt that fits.
 BYTES_A_TOKEN = 16
 DRAFT_MOUNT = "/draft"
-SPECULATION = {
-    "eagle": (
-        "--speculative-algorithm=EAGLE",
-        "--speculative-num-steps=3",
-        "--speculative-eagle-topk=1",
-        "--speculative-num-draft-tokens=4",
-    ),
-    "dspark": ("--speculative-algorithm=DSPARK",),
-}
-"""Arguments of each way to guess ahead.
 
-EAGLE's are what SGLang 0.5.23 chooses for this model when nothing is said (`_auto_choose_speculative_params`), written
-down so that another release cannot choose otherwise unnoticed; more than one candidate a step is refused for it, and
-its draft weights are the model's MTP layer. DSpark's block size comes from its checkpoint, and so does its folder
-unless there is another (`_handle_dspark`).
-"""
+
+def speculation(engine: Engine) -> tuple[str, ...]:
+    """Arguments of the chosen way to guess ahead.
+
+    EAGLE's default depth of three is what SGLang 0.5.23 chooses for this model when nothing is said
+    (`_auto_choose_speculative_params`), written down so that another release cannot choose otherwise unnoticed; more
+    than one candidate a step is refused for it, so it verifies its guesses and the token before them, and its draft
+    weights are the model's MTP layer. DSpark's block size comes from its checkpoint, and so does its folder unless
+    there is another (`_handle_dspark`).
+    """
+    match engine.speculation:
+        case "none":
+            return ()
+        case "eagle":
+            steps = engine.speculation_steps
+            return (
+                "--speculative-algorithm=EAGLE",
+                f"--speculative-num-steps={steps}",
+                "--speculative-eagle-topk=1",
+                f"--speculative-num-draft-tokens={steps + 1}",
+            )
+        case "dspark":
+            return ("--speculative-algorithm=DSPARK",)
 
 
 @dataclass(frozen=True)
@@ -166,7 +174,7 @@ def _engine(add: Callable[..., None], spec: Spec) -> None:
     if engine.pcie_ipc_all_reduce:
         add("PCIE_IPC_ALLREDUCE", 1, "engine", "pcie_ipc_all_reduce")
     if engine.speculation != "none":
-        arguments = SPECULATION[engine.speculation]
+        arguments = speculation(engine)
         if engine.draft_path:
             arguments = (*arguments, f"--speculative-draft-model-path={DRAFT_MOUNT}")
         add("SPECULATION_ARGUMENTS", " ".join(arguments), "engine", "speculation")

@@ -117,39 +117,8 @@ def up(
     begun = time.monotonic()
     with state.lock(verb):
         change.heal(root, state, report)
-        with step("host", report) as running:
-            stack, _ = plan(root, spec_file, state, "")
-            if planned := plan_on(spec_file.spec, probe.gpus()):
-                require_memory(spec_file, planned[0])
-            running.outcome = check_host(stack, spec_file.spec)
-        # Before the image, which takes minutes: what is missing here must not wait for it.
-        with step("model", report) as running:
-            running.outcome = _prepare_model(spec_file, state)
-        _copy_secrets(spec_file, state)
-        with step("image", report) as running:
-            locked = _locked_image(root)
-            sources = Sources(spec_file.spec.image.registry, mirror, security_mirror)
-            obtained = obtain(root, locked, sources, build_progress(running))
-            image = obtained.image
-            if spec_file.spec.image.public_key:
-                _require_signed(spec_file, locked, image)
-            running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {obtained.origin}"
-            if (
-                locked
-                and locked.id
-                and f"{locked.inputs:.16}" in image.tag
-                and image.id not in (locked.id, locked.manifest)
-            ):
-                running.outcome += (
-                    "; not the image that deploy.lock names (deploy verify --rebuild says where it differs)"
-                )
-        found, lines = plan(root, spec_file, state, image.tag)
-        if locked and spec_file.spec.image.registry and image.id in (locked.id, locked.manifest):
-            with step("caches", report) as running:
-                running.outcome = _restore_caches(found, spec_file, locked, image.tag, state, running)
-        candidate = _candidate(root, spec_file, found, render(lines), image)
-        folder = state.candidate
-        stack = replace(found, environment=folder / ENVIRONMENT, kept=folder / COMPOSE)
+        image = prepare(root, spec_file, state, report, mirror, security_mirror)
+        stack, candidate = candidate_of(root, spec_file, state, image, spec_file.file.read_bytes())
         with change.journaled(root, state, verb, report):
             generations.write_candidate(state, candidate)
             with step("start", report) as running:
@@ -163,7 +132,65 @@ def up(
     return Result(acceptance, image, changed, time.monotonic() - begun, generation.number)
 
 
-def _candidate(root: Path, spec_file: SpecFile, stack: Stack, environment: str, image: ImageReference) -> Candidate:
+def prepare(
+    root: Path,
+    spec_file: SpecFile,
+    state: State,
+    report: Report,
+    mirror: str | None = None,
+    security_mirror: str | None = None,
+) -> ImageReference:
+    """Check the host and have everything here that the stack is started from. No container is touched.
+
+    Raises:
+        HostError: this machine lacks something.
+        NotSigned: `[image] public_key` asks for a signature that the image has not got.
+    """
+    with step("host", report) as running:
+        stack, _ = plan(root, spec_file, state, "")
+        if planned := plan_on(spec_file.spec, probe.gpus()):
+            require_memory(spec_file, planned[0])
+        running.outcome = check_host(stack, spec_file.spec)
+    # Before the image, which takes minutes: what is missing here must not wait for it.
+    with step("model", report) as running:
+        running.outcome = _prepare_model(spec_file, state)
+    _copy_secrets(spec_file, state)
+    with step("image", report) as running:
+        locked = _locked_image(root)
+        sources = Sources(spec_file.spec.image.registry, mirror, security_mirror)
+        obtained = obtain(root, locked, sources, build_progress(running))
+        image = obtained.image
+        if spec_file.spec.image.public_key:
+            _require_signed(spec_file, locked, image)
+        running.outcome = f"{image.tag}, {image.size_bytes / 1e9:.1f} GB, {obtained.origin}"
+        if (
+            locked
+            and locked.id
+            and f"{locked.inputs:.16}" in image.tag
+            and image.id not in (locked.id, locked.manifest)
+        ):
+            running.outcome += "; not the image that deploy.lock names (deploy verify --rebuild says where it differs)"
+    found, _ = plan(root, spec_file, state, image.tag)
+    if locked and spec_file.spec.image.registry and image.id in (locked.id, locked.manifest):
+        with step("caches", report) as running:
+            running.outcome = _restore_caches(found, spec_file, locked, image.tag, state, running)
+    return image
+
+
+def candidate_of(
+    root: Path, spec_file: SpecFile, state: State, image: ImageReference, text: bytes
+) -> tuple[Stack, Candidate]:
+    """The stack of a spec as it is started from the candidate's files, and these files. Nothing is written.
+
+    Args:
+        text: of deploy.toml.
+    """
+    found, lines = plan(root, spec_file, state, image.tag)
+    candidate = _candidate(root, text, found, render(lines), image)
+    return replace(found, environment=state.candidate / ENVIRONMENT, kept=state.candidate / COMPOSE), candidate
+
+
+def _candidate(root: Path, text: bytes, stack: Stack, environment: str, image: ImageReference) -> Candidate:
     """Everything that decides what the stack is, as it is now."""
     with tempfile.NamedTemporaryFile("w", suffix=".env") as file:
         file.write(environment)
@@ -171,7 +198,7 @@ def _candidate(root: Path, spec_file: SpecFile, stack: Stack, environment: str, 
         rendered = replace(stack, environment=Path(file.name)).config()
     files = {f"{COMPOSE}/{path.name}": path.read_bytes() for path in sorted(root.glob("compose*.yaml"))}
     files |= {ENVIRONMENT: environment.encode(), RENDERED: (json.dumps(rendered, indent=2) + "\n").encode()}
-    files[SPEC] = spec_file.file.read_bytes()
+    files[SPEC] = text
     if (root / FILE_NAME).exists():
         files[LOCK] = (root / FILE_NAME).read_bytes()
     return Candidate(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from deploy.spec.load import load, parse
 from deploy.spec.profiles import ENGINES, ROUTER, compose_files
-from deploy.stack.environment import SPECULATION, Facts, Variable, quote, render, variables
+from deploy.stack.environment import Facts, Variable, quote, render, variables
 from deploy.stack.origins import LAUNCHER, settings, variable_names
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,8 @@ def test_replicas_become_services_their_urls_and_one_way_to_speculate() -> None:
         "NCCL_PROTO": "LL",
         "NCCL_ALGO": "Ring",
         "PCIE_IPC_ALLREDUCE": "1",
-        "SPECULATION_ARGUMENTS": " ".join(SPECULATION["eagle"]),
+        "SPECULATION_ARGUMENTS": "--speculative-algorithm=EAGLE --speculative-num-steps=3 --speculative-eagle-topk=1 "
+        "--speculative-num-draft-tokens=4",
         "ENGINE_GPU_0": "nvidia.com/gpu=0",
         "ENGINE_GPU_1": "nvidia.com/gpu=1",
         "ENGINE_NUMA_NODE": "0",
