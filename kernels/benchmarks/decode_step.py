@@ -361,10 +361,10 @@ def plot(report: dict[str, Any], folder: Path) -> None:
 def assumptions(machine: timing.Machine) -> str:
     """What the prediction rests on, in words."""
     return (
-        f"Assumed: {TARGET['bytes_per_second'] / 1e12:.3f} TB/s by the datasheet, of which "
-        f"{TARGET['bandwidth_reached']:.0%} is reached, as {machine.gpu} reaches of its own; the time a category takes "
+        f"Assumed: {TARGET.bytes_per_second / 1e12:.3f} TB/s by the datasheet, of which "
+        f"{TARGET.reached:.0%} is reached, as {machine.gpu} reaches of its own; the time a category takes "
         "here beyond its bytes (launches, latency, idle multiprocessors) is the same there; at least "
-        f"FLOPs / {TARGET['bf16_flop_per_second'] / 1e12:.0f} TFLOP/s; no all-reduce, no head."
+        f"FLOPs / {TARGET.bf16_flop_per_second / 1e12:.0f} TFLOP/s; no all-reduce, no head."
     )
 
 
