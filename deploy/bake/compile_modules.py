@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -71,35 +70,31 @@ def compile_flashinfer(names: Iterable[str]) -> None:
     if not missing:
         return
     specs = [called(FLASHINFER[name]) for name in missing]
-    begun = time.time()
     core.build_jit_specs(specs, verbose=True)
     for name, spec in zip(missing, specs, strict=True):
         (place / name).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=WORK) as folder:
             bake_modules.keep(spec.jit_library_path, Path(folder))
             Path(folder, f"{name}.so").replace(place / name / f"{name}.so")
-        say(module=name, seconds=seconds_of(spec.build_dir, begun), bytes=(place / name / f"{name}.so").stat().st_size)
+        say(module=name, seconds=seconds_of(spec.build_dir), bytes=(place / name / f"{name}.so").stat().st_size)
 
 
-def seconds_of(folder: Path, begun: float) -> float:
-    """Seconds of all compilers of a module, from ninja's own notes (milliseconds from its start); 0 if it has none."""
-    try:
-        lines = (folder / ".ninja_log").read_text().splitlines()[1:]
-    except OSError:
-        return round(time.time() - begun, 1)
+def seconds_of(folder: Path) -> float:
+    """Seconds of all compilers of a module, from ninja's own notes beside its folder (milliseconds from its start)."""
+    lines = (folder.parent / ".ninja_log").read_text().splitlines()[1:]
     spans = {fields[3]: int(fields[1]) - int(fields[0]) for fields in map(str.split, lines)}
-    return round(sum(spans.values()) / 1000, 1)
+    return round(sum(span for path, span in spans.items() if folder.name in Path(path).parts) / 1000, 1)
 
 
 def compile_sglang(names: Iterable[str]) -> None:
     """Build SGLang's modules, and keep what its cache looks at: the library and the list of what it was made from."""
     work, cache = Path(os.environ["SGLANG_JIT_CACHE_DIR"]), CACHE / "sglang-jit"
     for name in names:
-        if any(cache.glob(f"*/{name}*/build-*/deps-*/*.so")):
+        if any(cache.glob(f"*/*{name}*/build-*/deps-*/*.so")):
             continue
         module, function = SGLANG[name]
         seconds = bake_modules.timed(called, f"{bake_modules.OPS}.{module}.{function}")
-        for library in sorted(work.glob(f"*/{name}*/build-*/deps-*/*.so")):
+        for library in sorted(work.glob(f"*/*{name}*/build-*/deps-*/*.so")):
             place = cache / library.parent.relative_to(work)
             place.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(library.with_name("sgl_deps.json"), place / "sgl_deps.json")

@@ -22,7 +22,7 @@ REPORT = Path("/tmp/engine_runtime/jit.json")
 FOLDERS = {
     "sglang": ("SGLANG_JIT_CACHE_DIR", "", ".so"),
     "flashinfer": ("FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer", ".so"),
-    "tilelang": ("TILELANG_CACHE_DIR", "", "kernel_lib.so"),
+    "tilelang": ("TILELANG_CACHE_DIR", "", ".so"),
     "deep-gemm": ("SGLANG_DG_CACHE_DIR", "", ".cubin"),
     "cute": ("SGLANG_CACHE_DIR", "cute_aot", ".o"),
     "tvm-ffi": ("TVM_FFI_CACHE_DIR", "", ".so"),

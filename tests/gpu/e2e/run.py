@@ -43,7 +43,7 @@ OPS = [
 ]
 # All but the first end a group of 128 tokens while they answer; the last has more compressed tokens than the indexer
 # picks.
-PROMPTS = (12, 370, 1525, 4080)
+PROMPTS = tuple(map(int, os.environ.get("E2E_PROMPTS", "12 370 1525 4080").split()))
 ANSWER = 24
 OURS = HOME / "site/sm120_kernels/ops"
 
@@ -108,7 +108,8 @@ def wait(names: list[str], seconds: float) -> int:
             pid, port = (HOME / f"{name}.pid").read_text().split()
             late = time.time() - began > seconds
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).read()
+                # Not /health: it generates a token, which compiles for a minute.
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/model_info", timeout=2).read()
                 print(f"{name} up after {time.time() - began:.0f} s", flush=True)
             except (urllib.error.URLError, OSError):
                 if Path(f"/proc/{pid}").exists() and not late:
@@ -253,7 +254,7 @@ def profile(name: str, port: int, batch: int, answer: int) -> None:
     folder = HOME / f"profile-{name}-{batch}"
 
     def together(tokens: int) -> list[threading.Thread]:
-        body = request(300, answer=tokens)
+        body = request(PROMPTS[0], answer=tokens)
         threads = [threading.Thread(target=ask, args=(port, "/generate", body)) for _ in range(batch)]
         for thread in threads:
             thread.start()
