@@ -143,7 +143,7 @@ def begin(ready: Callable[[], bool], environment: Mapping[str, str]) -> None:
             link_baked(BAKED_SGLANG, Path(environment["SGLANG_JIT_CACHE_DIR"]))
         except OSError as error:
             # A full volume: what is in it already may be enough.
-            say(f"engine_runtime: what the image has compiled cannot be linked: {error.strerror}: {error.filename2}")
+            say(f"engine_runtime: what the image has compiled cannot be linked: {error}")
 
     threading.Thread(target=follow, args=(ready, dict(environment), say), daemon=True, name="jit-count").start()
 

@@ -310,8 +310,11 @@ def shown(project: Project, client: httpx.Client) -> str:
         next(answer.iter_raw())
     folder = Path(project.variables["METRICS_FOLDER"])
     write_controller(folder)
-    time.sleep(3)
-    return page(project)
+    # It ends in the engine too, long before its last token.
+    deadline = time.monotonic() + 5
+    while "sglang:num_aborted_requests_total" not in (shown := page(project)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return shown
 
 
 def write_controller(folder: Path) -> None:
