@@ -146,12 +146,17 @@ def follow(
 
 def begin(ready: Callable[[], bool], environment: Mapping[str, str]) -> None:
     """Link what the image brings, then count in the background for as long as this process lives."""
-    if environment.get("SGLANG_JIT_CACHE_DIR"):
-        link_baked(BAKED_SGLANG, Path(environment["SGLANG_JIT_CACHE_DIR"]))
 
     def say(text: str) -> None:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
+
+    if environment.get("SGLANG_JIT_CACHE_DIR"):
+        try:
+            link_baked(BAKED_SGLANG, Path(environment["SGLANG_JIT_CACHE_DIR"]))
+        except OSError as error:
+            # A full volume: what is in it already may be enough.
+            say(f"engine_runtime: what the image has compiled cannot be linked: {error}")
 
     threading.Thread(target=follow, args=(ready, dict(environment), say), daemon=True, name="jit-count").start()
 

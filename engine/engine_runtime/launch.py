@@ -13,6 +13,7 @@ import importlib
 import os
 import secrets
 import shlex
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
@@ -27,6 +28,8 @@ ENGINE_ROLES = ("prefill", "decode", "engine")
 ROUTER_ALONE = "router-alone"
 ROLES = (*ENGINE_ROLES, "router", ROUTER_ALONE, "front", "exporter")
 PORT = 30000
+# SGLang's own default.
+BOOTSTRAP_PORT = 8998
 NUMA_NODES_FROM = "NUMA_NODES_FROM"
 SECRET_ARGUMENTS = ("--api-key", "--admin-api-key", "--control-plane-api-keys")
 
@@ -109,6 +112,24 @@ def check_exposure(published_address: str) -> None:
         )
 
 
+def check_bootstrap_port(arguments: Sequence[str]) -> None:
+    """Refuse to start a prefill that decode could not find: SGLang only logs that the port is taken, and serves on.
+
+    Raises:
+        UsageError: another process has the port.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--disaggregation-bootstrap-port", type=int, default=BOOTSTRAP_PORT)
+    port = parser.parse_known_args(arguments)[0].disaggregation_bootstrap_port
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise UsageError(
+            f"port {port}, where decode asks for the way to prefill, cannot be had: {error.strerror}; "
+            "--disaggregation-bootstrap-port names another, and the router's --prefill the same"
+        ) from error
+
+
 def run_engine(rest: list[str]) -> None:
     """Run SGLang's server in this process until it ends."""
     server, plugins = _import("sglang.launch_server"), _import("sglang.srt.plugins")
@@ -188,6 +209,8 @@ def main() -> None:
         elif role == "exporter":
             exporter.run(os.environ)
         else:
+            if role == "prefill":
+                check_bootstrap_port(rest)
             run_engine(rest)
     except UsageError as error:
         sys.exit(f"engine_runtime.launch: {error}")

@@ -235,8 +235,8 @@ def test_a_process_that_is_stuck_is_killed_and_started_again(
 
 def resident(controller: Controller, service: str) -> int:
     """Resident memory of all processes of a container, in KiB."""
-    lines = docker("top", controller.container(service), "-eo", "rss").splitlines()[1:]
-    return sum(map(int, lines))
+    lines = docker("top", controller.container(service), "-eo", "pid,rss").splitlines()[1:]
+    return sum(int(line.split()[1]) for line in lines)
 
 
 def used(controller: Controller) -> int:

@@ -131,3 +131,18 @@ def wait_for(condition: Callable[[], bool]) -> None:
             return
         time.sleep(0.01)
     raise AssertionError("not within 5 s")
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_does_not_stop_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "image/sm_120/module/build-1/deps-1").mkdir(parents=True)
+    (tmp_path / "no-folder").write_text("")
+    monkeypatch.setattr(jit, "BAKED_SGLANG", tmp_path / "image")
+
+    def counts_nothing(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(jit, "follow", counts_nothing)
+    jit.begin(lambda: True, {"SGLANG_JIT_CACHE_DIR": str(tmp_path / "no-folder")})
+    assert "cannot be linked: [Errno 20]" in capsys.readouterr().out

@@ -1,3 +1,4 @@
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,15 @@ def test_on_other_addresses_only_the_front_may_be_published(address: str) -> Non
 def test_the_gate_listens_where_the_router_was_told_to() -> None:
     assert launch.listen_address(["--prefill", "http://p:1", "8998"]) == "0.0.0.0"
     assert launch.listen_address(["--host=0.0.0.0", "--port=30000", "--host", "127.0.0.1"]) == "127.0.0.1"
+
+
+def test_a_prefill_whose_bootstrap_port_is_taken_is_refused_and_the_port_is_left_free() -> None:
+    with socket.create_server(("", 0)) as holder:
+        port = f"--disaggregation-bootstrap-port={holder.getsockname()[1]}"
+        with pytest.raises(launch.UsageError, match="cannot be had: Address already in use"):
+            launch.check_bootstrap_port([port])
+    launch.check_bootstrap_port([port])
+    launch.check_bootstrap_port([port])
 
 
 class FakeRouter:
