@@ -26,7 +26,7 @@ from deploy.stack.compose import RoleState
 from deploy.stack.exposition import accepted, roles
 from deploy.stack.trace import trace
 
-# Outside `make test`: minutes long, and not yet run with the gate behind the front.
+# Outside `make test`: five minutes.
 pytestmark = pytest.mark.quiet
 
 FILES = ("compose.yaml", "compose.cpu.yaml", "compose.front.yaml", "compose.metrics.yaml")

@@ -88,7 +88,8 @@ def test_the_docker_engine_is_restarted_under_load(
     assert "wrong answer" not in found["errors"]
     seen = f"{found['requests'] - found['failures']} answers, {found['failures']} refused or cut"
     seen += f"; the slowest {found['slowest_s']:.1f} s"
-    fault = f"{how.name} of the Docker engine, which is started again{', live-restore on' if live_restore else ''}"
+    fault = f"{how.name} of the Docker engine, which is started again, with deploy watch"
+    fault += ", live-restore on" if live_restore else ""
     note(fault, seen, seconds, "what was in flight" if found["failures"] else "nothing", STACK)
     assert seconds < PATIENCE_S
 

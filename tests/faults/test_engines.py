@@ -281,7 +281,7 @@ def test_a_thousand_requests_with_aborts_give_no_wrong_answer_and_leave_nothing_
     what = ", ".join(f"{role} {size:+.0f} MiB" for role, size in grown.items())
     note(
         f"{found['requests']} requests at 16 in flight; a tenth hung up, a tenth read slowly, 2 % over-long prompts",
-        f"no wrong answer; slowest {found['slowest_s']} s",
+        f"no wrong answer; slowest {found['slowest_s']:.1f} s",
         None,
         f"nothing; KV pools empty; resident memory {what}",
         STACK,

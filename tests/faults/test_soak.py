@@ -33,7 +33,7 @@ def test_after_a_long_load_answers_kv_pools_and_memory_are_as_before(
     what = ", ".join(f"{role} {size:+.0f} MiB" for role, size in grown.items())
     note(
         f"{minutes:.0f} minutes of load, {found['requests']} requests, a tenth hung up",
-        f"no wrong answer; slowest {found['slowest_s']} s",
+        f"no wrong answer; slowest {found['slowest_s']:.1f} s",
         None,
         f"nothing; KV pools empty; resident memory {what}",
         STACK,
