@@ -151,7 +151,7 @@ def progress(design: Design, trials: Sequence[Trial], alone: Iterable[Alone], re
     spent = sum(trial.seconds for trial in trials)
     longest = max((trial.seconds for trial in trials), default=0.0)
     over = len(trials) >= design.trials or spent + longest > design.seconds
-    reference, itself = _baseline(trials)
+    baseline: list[list[str]] = []
     findings: list[Finding] = []
     winners: dict[str, Value] = {}
     following: Step | None = None
@@ -161,9 +161,9 @@ def progress(design: Design, trials: Sequence[Trial], alone: Iterable[Alone], re
             continue
         own = [trial for trial in trials if trial.comparison == place]
         edits = {**winners, **comparison.edits}
-        found = _preliminary(comparison, edits, winners, slower, refuses) or _judged(
-            design, comparison, own, reference, itself
-        )
+        if not winners:
+            baseline += [trial.answers for trial in own if trial.arm == "incumbent" and trial.answers]
+        found = _preliminary(comparison, edits, winners, slower, refuses) or _judged(design, comparison, own, baseline)
         if found.verdict == "open":
             if over:
                 verdict: Verdict = "undecided" if own else "not tried"
@@ -189,36 +189,28 @@ def _preliminary(
     return None
 
 
-def _judged(
-    design: Design, comparison: Comparison, own: Sequence[Trial], reference: Sequence[str], itself: float
-) -> Finding:
-    """What the trials of one comparison say."""
+def _judged(design: Design, comparison: Comparison, own: Sequence[Trial], baseline: Sequence[Sequence[str]]) -> Finding:
+    """What the trials of one comparison say.
+
+    Args:
+        baseline: answers of the trials without any setting, the first of which are the reference. How much of them it
+            gives again itself is known once there are two.
+    """
     judgement = decide.judge(_ratios(own), design.rule)
     candidates = [trial for trial in own if trial.arm == "candidate"]
-    shares = [agreement(reference, trial.answers) for trial in candidates if trial.answers and reference]
-    share = min(shares, default=None)
+    share = min((agreement(baseline[0], one.answers) for one in candidates if one.answers and baseline), default=None)
+    least = min((design.agreement, *(agreement(baseline[0], again) for again in baseline[1:])))
     verdict: Verdict = judgement.verdict
     reason = ""
     failed = next((trial for trial in candidates if trial.outcome == "failed"), None)
     rejected = [trial for trial in own if trial.outcome == "rejected"]
     if failed:
         verdict, reason = "fails", failed.reason
-    elif share is not None and share < min(design.agreement, itself):
-        least = min(design.agreement, itself)
+    elif share is not None and share < least and len(baseline) > 1:
         verdict, reason = "wrong answers", f"{share:.3f} of the baseline's answers came again, {least:.3f} must"
     elif verdict == "open" and len(rejected) >= MOST_REJECTED:
         verdict, reason = "not measurable", rejected[-1].reason
     return Finding(comparison, verdict, judgement, share, reason)
-
-
-def _baseline(trials: Sequence[Trial]) -> tuple[Sequence[str], float]:
-    """The first answers of what ran before, and how much of them it gave again itself."""
-    known = [trial for trial in trials if trial.arm == "incumbent" and trial.answers]
-    if not known:
-        return (), 1.0
-    # Nothing has won before the end of the first comparison.
-    first = [trial.answers for trial in known if trial.comparison == known[0].comparison]
-    return first[0], min(agreement(first[0], again) for again in first)
 
 
 def _ratios(own: Sequence[Trial]) -> list[float]:

@@ -12,7 +12,6 @@ from typing import Any, cast, get_args
 import tomlkit
 from pydantic import BaseModel
 from sm120_kernels.plugin.table import HOOKS, OFF, ON
-from tomlkit.exceptions import TOMLKitError
 
 from deploy.errors import DeployError
 from deploy.host.report import Gpu
@@ -110,16 +109,20 @@ def chosen(found: Sequence[Comparison], only: Sequence[str]) -> list[Comparison]
 
 
 def apply(text: str, edits: Edits) -> str:
-    """deploy.toml with other values; comments and everything else stay as they are."""
+    """deploy.toml with other values; comments and everything else stay as they are. Raises WrongSetting."""
     document = tomlkit.parse(text)
     top: dict[str, Value] = {}
     for key, value in edits.items():
         *tables, name = key.split(".")
-        place = cast("dict[str, Any]", document)
+        place: Any = document
         for table in tables:
             if table not in place:
                 place[table] = tomlkit.table()
             place = place[table]
+            if not _is_table(place):
+                raise WrongSetting(
+                    f"deploy.toml has no place for {key}", f"{table} holds a value", "deploy tune --dry-run"
+                )
         if value is None:
             place.pop(name, None)
         elif isinstance(value, list) and isinstance(value[0], dict):
@@ -161,9 +164,13 @@ def refusal(root: Path, spec_file: SpecFile, text: str, edits: Edits, holds: Edi
         now, then = (_effect(root, edited(spec_file, text, values), gpus) for values in (holds, edits))
     except SpecError as error:
         return f"{error.problems[0].message}: {error.problems[0].why}"
-    except TOMLKitError as error:
-        return f"deploy.toml has no place for {', '.join(edits)}: {error}"
+    except WrongSetting as error:
+        return f"{error.message}: {error.why}"
     return "it changes nothing here" if now == then else ""
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict)
 
 
 def _effect(root: Path, spec_file: SpecFile, gpus: Sequence[Gpu]) -> tuple[list[str], dict[str, str]]:
