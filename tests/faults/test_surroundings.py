@@ -1,39 +1,23 @@
-"""What is wrong around real engines: no room for caches, a clock that jumps, a port that is taken."""
+"""What is wrong around real engines: no room for caches, a port that is taken."""
 
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from harness import HERE, PROMPTS, ROOT, Controller, docker, note
-from test_engines import SPEC, STACK, ask, observe, settled, text_of, well
+from harness import HERE, PROMPTS, Controller, docker, note
+from test_engines import SPEC, STACK, ask, text_of
 
 pytestmark = pytest.mark.long
-LIBRARY = ROOT / ".cache/programs/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
-HOUR_S = 3600
 HOLDER = "import socket, time; s = socket.create_server(('', 8998)); time.sleep(600)"
 
 
 @pytest.fixture(scope="module")
-def clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the file that says by how much the containers' clock is wrong."""
-    if not LIBRARY.exists():
-        pytest.fail("no libfaketime: make test-faults brings it, or: make .cache/programs/usr/bin/libfaketime")
-    folder = tmp_path_factory.mktemp("clock")
-    folder.chmod(0o755)
-    (folder / LIBRARY.name).write_bytes(LIBRARY.read_bytes())
-    (folder / "now").write_text("+0\n")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def served(clock: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
     program = [sys.executable, str(HERE / "override.py")]
-    # Not a variable of this process: the controller takes those out that compose files know.
-    spec = f'{SPEC}[variables]\nCLOCK_FOLDER = "{clock}"\n'
-    made = Controller(tmp_path_factory.mktemp("odd"), program, spec, {"OVERRIDE": str(HERE / "surroundings.yaml")})
+    variables = {"OVERRIDE": str(HERE / "surroundings.yaml")}
+    made = Controller(tmp_path_factory.mktemp("odd"), program, SPEC, variables)
     try:
         made.must("up")
         yield made
@@ -52,24 +36,6 @@ def test_engines_start_and_serve_with_a_full_cache_volume(served: Controller, an
         assert b"No space left" in subprocess.run(command, capture_output=True).stderr
     assert text_of(ask(served.url, PROMPTS[0])) == answers[PROMPTS[0]]
     note("no room in the caches' volume", "nothing", None, "what would have been cached", STACK)
-
-
-@pytest.mark.parametrize("jump", [HOUR_S, -HOUR_S], ids=["forward", "back"])
-def test_the_clock_jumps_by_an_hour(served: Controller, answers: dict[str, str], clock: Path, jump: int) -> None:
-    def at(offset: int) -> str:
-        (clock / "now").write_text(f"{offset:+d}\n")
-        return docker("exec", served.container("decode"), "date", "+%s")
-
-    try:
-        before = int(at(0))
-        seen = observe(served.url, answers, lambda: at(jump))
-        assert abs(int(at(jump)) - before - jump) < HOUR_S / 2, "the clock did not jump"
-    finally:
-        at(0)
-    direction = "forward" if jump > 0 else "back"
-    note(f"clock jumps {direction} by an hour", seen.words(), seen.service() or None, "what was in flight", STACK)
-    settled(seen)
-    well(served.url)
 
 
 def test_a_prefill_whose_bootstrap_port_is_taken_says_so_and_ends(image: str) -> None:
