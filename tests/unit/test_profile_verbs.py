@@ -16,6 +16,9 @@ RUNNER = CliRunner()
 # fakes the transfer of their KV cache then); two shared x86-64 cores, 2026-11-30.
 CPU_STACK = Path(__file__).parent / "data" / "traces" / "cpu-stack-decode.trace.json.gz"
 CPU_LAYERS = 2
+# `python -m benchmarks.decode_step --requests 16 --context 8192 --ways ours --no-error --trace traces`, 2026-11-30;
+# the kernel of the experts was an attempt that is not in the tree, with the same names as the tree's.
+H200 = Path(__file__).parent / "data" / "traces" / "h200-decode-step.trace.json.gz"
 
 
 def profile(*arguments: str) -> str:
@@ -34,6 +37,16 @@ def test_the_cpu_stacks_steps_are_found_and_every_operator_has_a_category() -> N
     # Qwen3's layer: query, key and value together, output, gate and up together, down; and the head.
     linear = next(kernel for kernel in found.kernels if kernel.category == "linear")
     assert linear.launches >= 4 * CPU_LAYERS
+
+
+def test_our_decode_step_on_a_gpu_is_known_kernel_by_kernel() -> None:
+    found = summarise(read(H200), 43)
+    assert (found.stage, found.steps) == ("decode", 5)
+    assert set(found.step.by_category) == {
+        "attention", "indexer", "top-k", "linear", "experts", "mHC", "glue", "idle",
+    }  # fmt: skip
+    assert found.step.by_category["experts"].launches == 3 * 43
+    assert all(kernel.ours for kernel in found.kernels)
 
 
 def test_the_text_has_categories_kernels_and_what_was_counted() -> None:
