@@ -23,7 +23,18 @@ def test_a_setting_that_was_planted_to_be_slow_is_found_and_signed_off(image: st
     )
     name, state = f"dsv4-test-{uuid.uuid4().hex[:8]}", tmp_path / "state"
     own = {"COMPOSE_PROJECT_NAME": name, "DEPLOY_STATE": str(state), "DEPLOY_SPEC": str(spec)}
-    arguments = ("tune", "--only", "CHUNKED_PREFILL_SIZE", "--lengths", "256/16", "--duration", "5", "--json")
+    arguments = (
+        "tune",
+        "--only",
+        "CHUNKED_PREFILL_SIZE",
+        "--lengths",
+        "256/16",
+        "--duration",
+        "5",
+        "--pairs",
+        "2",
+        "--json",
+    )
     done = subprocess.run(
         deploy(clone, *arguments), env=os.environ | own, cwd=clone, capture_output=True, text=True, timeout=900
     )
