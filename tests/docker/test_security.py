@@ -403,6 +403,8 @@ def test_prometheus_takes_the_page_and_the_rules(project: Project, shown: str, t
         assert {rule["health"] for group in rules for rule in group["rules"]} <= {"ok", "unknown"}
     finally:
         with_prometheus.compose("rm", "--stop", "--force", "prometheus")
+        # `down` does not know the volume without the Compose profile.
+        docker("volume", "rm", "--force", f"{project.name}_prometheus-data")
         docker("rmi", "--force", tag)
 
 
