@@ -5,12 +5,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from deploy.errors import DeployError
+from deploy.spec.profiles import ROUTER
 from deploy.stack import phases
 from deploy.stack.compose import RoleState, Stack
 from deploy.stack.events import Event, Report
 from deploy.stack.state import State, write
 
 LOOK_S = 1.0
+ROUTER_S = 60.0
+"""How long a router may take to notice that its engines are there; without them its health check fails."""
 
 
 class RoleFailed(DeployError):
@@ -35,15 +38,19 @@ def wait_healthy(stack: Stack, roles: tuple[str, ...], state: State, report: Rep
     restarts: dict[str, int] = {}
     since = datetime.now(UTC) - timedelta(hours=1)
     finished: set[str] = set()
+    incomplete = begun
     while finished != set(roles):
         looked = datetime.now(UTC)
         now = {container.role: container for container in stack.roles()}
+        if not all(container.serving for name, container in now.items() if name != ROUTER):
+            incomplete = time.monotonic()
         for role in roles:
             container = now.get(role)
             if container is None:
                 raise RoleFailed(role, "its container was removed", [], state.folder)
             restarts.setdefault(role, container.restarts)
-            if failure := _failure(container, restarts[role]):
+            excused = role == ROUTER and time.monotonic() - incomplete < ROUTER_S
+            if failure := _failure(container, restarts[role], excused):
                 raise _role_failed(stack, container, failure, seen[role], state)
             if role in finished:
                 continue
@@ -59,14 +66,14 @@ def wait_healthy(stack: Stack, roles: tuple[str, ...], state: State, report: Rep
             time.sleep(LOOK_S)
 
 
-def _failure(container: RoleState, restarts: int) -> str | None:
+def _failure(container: RoleState, restarts: int, may_be_unhealthy: bool) -> str | None:
     if container.out_of_memory:
         return "the kernel killed it for lack of memory"
     if container.status in ("exited", "dead", "restarting", "removing"):
         return f"it ended with exit code {container.exit_code}"
     if container.restarts > restarts:
         return "it died and was started again"
-    if container.health == "unhealthy":
+    if container.health == "unhealthy" and not may_be_unhealthy:
         return "its health check fails"
     return None
 
