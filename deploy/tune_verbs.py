@@ -265,6 +265,8 @@ class _Shown:
     def event(self, event: Event) -> None:
         """What goes on with the stack."""
         self.detail = " ".join(part for part in (event.role or event.step, event.detail) if part)
+        if event.state == "failed" and event.step in ("clean", "heal"):
+            self.line(f"{event.step}: failed; the next deploy command tries again")
         if event.state == "finished" and event.step in ("host", "image", "model", "heal", "clean") and not event.role:
             self.line(f"{event.step}: {event.detail or 'done'}")
 

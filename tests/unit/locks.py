@@ -21,6 +21,7 @@ from deploy.lock.model import (
     ModelLock,
     PythonLock,
     RuntimeLock,
+    TunedLock,
 )
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=6)
@@ -98,6 +99,16 @@ images = st.builds(ImageLock, inputs=hashes, environment=hashes) | st.builds(
     manifest=st.just("") | digests,
     layer=st.lists(layers, min_size=1, max_size=3).map(tuple),
 )
+tuned = st.builds(
+    TunedLock,
+    by=names,
+    at=names,
+    host=names,
+    gpu=names,
+    image=names,
+    results_sha256=hashes,
+    setting=st.dictionaries(names, names, max_size=2),
+)
 PARTS: dict[str, st.SearchStrategy[Any]] = {
     "rootfs": rootfs,
     "python": pythons,
@@ -111,6 +122,7 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
     "compose": st.dictionaries(names, hashes, max_size=2),
     "roles": st.dictionaries(st.just("cpu"), st.dictionaries(names, roles, min_size=1, max_size=2)),
     "image": images,
+    "tuned": tuned,
 }
 # All of a lock; and two that differ in one part at most, since nearly all pairs of the former differ in every part.
 locks = st.builds(Lock, **PARTS)
