@@ -1,6 +1,5 @@
 """Which containers have failed to start, and which only wait for others."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,10 +19,10 @@ class FakeStack:
     """Looks one after the other at what the containers are; the last one stays."""
 
     def __init__(self, *looks: tuple[RoleState, ...]) -> None:
-        self.looks: Iterator[tuple[RoleState, ...]] = iter(looks)
+        self.looks = list(looks)
 
     def roles(self) -> tuple[RoleState, ...]:
-        return next(self.looks)
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
     def log(self, container: str, since: object = None) -> str:
         return ""
@@ -34,9 +33,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(healthy, "LOOK_S", 0.0)
 
 
-def wait(folder: Path, *looks: tuple[RoleState, ...]) -> None:
-    names = tuple(container.role for container in looks[0])
-    wait_healthy(cast("Any", FakeStack(*looks)), names, State(folder), lambda event: None)
+def wait(folder: Path, *looks: tuple[RoleState, ...], roles: tuple[str, ...] = ("prefill", "router")) -> None:
+    wait_healthy(cast("Any", FakeStack(*looks)), roles, State(folder), lambda event: None)
 
 
 def test_a_router_may_be_unhealthy_while_its_engine_starts(tmp_path: Path) -> None:
@@ -49,9 +47,10 @@ def test_an_unhealthy_engine_has_failed_at_once(tmp_path: Path) -> None:
         wait(tmp_path, (replace(ENGINE, health="unhealthy"), ROUTER))
 
 
-def test_a_router_that_stays_unhealthy_beside_its_engine_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("health", ["healthy", "unhealthy"])
+def test_a_router_that_stays_unhealthy_beside_an_engine_that_has_started_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, health: str
 ) -> None:
-    monkeypatch.setattr(healthy, "ROUTER_S", 0.0)
+    monkeypatch.setattr(healthy, "ROUTER_S", 0.1)
     with pytest.raises(RoleFailed, match="router failed to start"):
-        wait(tmp_path, (replace(ENGINE, health="healthy"), ROUTER))
+        wait(tmp_path, (ENGINE, ROUTER), (replace(ENGINE, health=health), ROUTER), roles=("router",))
