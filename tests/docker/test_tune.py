@@ -32,7 +32,7 @@ def test_a_setting_that_was_planted_to_be_slow_is_found_and_signed_off(image: st
         "--duration",
         "5",
         "--pairs",
-        "2",
+        "3",
         "--json",
     )
     done = subprocess.run(
