@@ -196,9 +196,10 @@ def pull(
 
 def _clear(cache: Path, manifest: Manifest) -> None:
     """Leave the small layers for the pull of the next image, and what a cut pull of another left of large ones."""
-    size = {layer.sha256: layer.size for layer in manifest.layers}
+    ours = {layer.sha256 for layer in manifest.layers}
     for path in cache.iterdir():
-        if (path.name in size) != (path.stat().st_size <= KEPT_BYTES):
+        small = path.stat().st_size <= KEPT_BYTES
+        if small != (path.name in ours):
             path.unlink(missing_ok=True)
 
 

@@ -84,10 +84,7 @@ class Bench:
             self.say("asking the fixed questions")
             answers = [_answer(target, question) for question in QUESTIONS]
             levels, reason, last = self._measure(spec_file, target, folder, number)
-        except DeployError as error:
-            took = time.monotonic() - begun
-            return Trial(**same, outcome="failed", reason=f"{error.message}: {error.why}", seconds=took)
-        except BenchError as error:
+        except (DeployError, BenchError) as error:
             took = time.monotonic() - begun
             return Trial(**same, outcome="failed", reason=f"{error.message}: {error.why}", seconds=took)
         values = list(levels.values())
