@@ -11,7 +11,7 @@ from rich.console import Console
 
 from deploy import render
 from deploy.bake import modules
-from deploy.bake.artifact import Baked, bake, gpu_kind, with_cache
+from deploy.bake.artifact import Baked, bake, gpu_kind, image_manifest, with_cache
 from deploy.bake.warm import Round, limits, warm
 from deploy.command_line import ROOT, SPEC, STATE, JsonOption, SpecOption, StateOption, examples, print_json, verbs
 from deploy.errors import DeployError
@@ -73,7 +73,9 @@ def bake_verb(
     image = require_built(lock.image)
     address = _registry(to, spec)
     folder = State(state)
-    with folder.lock("bake"), render.steps(err) as report:
+    with folder.lock("bake"), render.steps(err) as report, Client(parse_registry(address)) as client:
+        # It refuses before anything that takes long.
+        image_manifest(image, client)
         stack = running_stack(ROOT, folder.environment)
         _require_locked_image(stack, image)
         gpu = gpu_kind(stack.profile, probe.gpus())
@@ -87,7 +89,7 @@ def bake_verb(
                 for found in warm(stack, target, longest, most, running.progress):
                     rounds.append(found)
                 running.outcome = "; ".join(f"{found.requests} requests, {found.total} compiled" for found in rounds)
-        with step("push", report) as running, Client(parse_registry(address)) as client:
+        with step("push", report) as running:
 
             def harvested(done: int, total: int) -> None:
                 running.progress("packing", done, total)
@@ -142,6 +144,8 @@ def modules_verb(
     address, name = _registry(to, spec), tag_of(image)
     at_a_time = jobs or modules.jobs_that_fit(os.cpu_count() or 1, psutil.virtual_memory().available)
     with State(state).lock("bake"), render.steps(err) as report, Client(parse_registry(address)) as client:
+        # It refuses before an hour of compiling.
+        image_manifest(image, client)
         with step("caches", report) as running:
             running.outcome = modules.take_over(image, name, client)
         with step("compile", report) as running:

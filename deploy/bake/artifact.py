@@ -69,7 +69,7 @@ def bake(project: str, image: ImageLock, name: str, gpu: str, client: Client, ha
     Raises:
         DeployError: the image itself is not in the registry, or the cache cannot be read.
     """
-    subject = _subject(image, client)
+    subject = image_manifest(image, client)
     with tempfile.TemporaryDirectory(dir=_folder()) as folder:
         file = Path(folder, "caches")
         packed = container.pack(project, name, file, harvested)
@@ -86,7 +86,12 @@ def bake(project: str, image: ImageLock, name: str, gpu: str, client: Client, ha
     return Baked(cache, f"{client.registry.name}@{manifest.digest}", packed)
 
 
-def _subject(image: ImageLock, client: Client) -> Manifest:
+def image_manifest(image: ImageLock, client: Client) -> Manifest:
+    """The image's manifest in the registry, beside which its caches lie.
+
+    Raises:
+        DeployError: the image is not there.
+    """
     if not image.manifest:
         raise DeployError(
             "the image is in no registry", "a cache lies beside its image, and deploy.lock names none", "deploy push"

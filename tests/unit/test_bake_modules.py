@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -60,3 +61,18 @@ def test_an_option_before_the_subcommand_is_refused_and_not_lost(monkeypatch: py
     monkeypatch.setattr(bake_verbs, "require_docker", lambda *_, **__: pytest.fail("it went on"))  # type: ignore[misc]
     result = CliRunner().invoke(cli.app, ["bake", "--to", "registry.lan:5000", "modules"])
     assert result.exit_code == 2 and "go after it" in result.output
+
+
+def test_an_image_that_is_in_no_registry_is_refused_before_anything_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def compile_missing(*_: object) -> None:
+        pytest.fail("it compiled")
+
+    monkeypatch.setattr(bake_verbs, "require_docker", lambda *_, **__: None)  # type: ignore[misc]
+    monkeypatch.setattr(bake_verbs, "require_built", lambda _: IMAGE)  # type: ignore[misc]
+    monkeypatch.setattr(modules, "compile_missing", compile_missing)
+    command = ["bake", "modules", "--to", "registry.lan:5000", "--state", str(tmp_path)]
+    result = CliRunner().invoke(cli.app, command)
+    assert result.exit_code == 1
+    assert "the image is in no registry" in f"{result.exception} {result.output}"
