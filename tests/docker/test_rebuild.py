@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from deploy.image.transfer import push, tag_of
 from deploy.lock.model import ImageLock
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an engine of its own needs root")
+
+# Into another year, and not so far that the package index's certificate has ended.
+CLOCK_OFFSET_S = 40 * 86400
 
 # Or the time of the build is in the image.
 EPOCH = ("--build-arg", "SOURCE_DATE_EPOCH=0")
@@ -85,12 +89,24 @@ def test_the_first_differing_layer_and_its_files_are_named(tmp_path: Path) -> No
 @pytest.mark.quiet
 def test_the_image_comes_out_of_a_build_from_nothing_as_it_is_locked(image: str, tmp_path: Path) -> None:
     program = Path(sys.executable).parent / "deploy"
-    # Nothing of the place, the language, the time zone or the permissions of who builds is in it.
+    clock = tmp_path / "clock.so"
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", clock, ROOT / "tests/clock.c"], check=True)
+    # Nothing of the place, the language, the time zone, the clock or the permissions of who builds is in it.
     command = ["sh", "-c", f"umask 077; exec {program} verify --rebuild --state {tmp_path / 'state'}"]
-    surroundings = {"TZ": "Asia/Kolkata", "LC_ALL": "C", "LANG": "C"}
+    surroundings = {
+        **{"TZ": "Asia/Kolkata", "LC_ALL": "C", "LANG": "C"},
+        **{"SHIFTED_CLOCK": str(clock), "CLOCK_OFFSET_S": str(CLOCK_OFFSET_S)},
+        "DOCKER_BUILDKIT_RUNC_COMMAND": str(ROOT / "tests/docker/shifted_runc.py"),
+    }
+    preloaded = os.environ | surroundings | {"LD_PRELOAD": str(clock)}
+    now = subprocess.run(["date", "+%s"], env=preloaded, capture_output=True, check=True).stdout
+    assert abs(int(now) - time.time() - CLOCK_OFFSET_S) < 10
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | surroundings, capture_output=True, text=True, timeout=1500
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all as locked" in done.stdout
     assert not (tmp_path / "state" / "rebuild").exists()
+    # Each step of the build ran so.
+    steps = sum(line.startswith("RUN ") for line in (ROOT / "Dockerfile").read_text().splitlines())
+    assert len(clock.with_suffix(".log").read_text().splitlines()) == steps
