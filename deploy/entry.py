@@ -6,16 +6,16 @@ others.
 
 import errno
 import importlib
+import io
+import locale
 import os
 import signal
 import sys
+import traceback
+from typing import IO, TYPE_CHECKING
 
-import typer
-from rich.console import Console
-
-from deploy import render
-from deploy.command_line import verbs
-from deploy.errors import DeployError
+if TYPE_CHECKING:
+    import typer
 
 QUICK = {
     "lock": "deploy.lock_verbs",
@@ -26,40 +26,71 @@ QUICK = {
 }
 """Modules of the verbs that load alone."""
 FAILED, INTERRUPTED = 1, 130
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # As a shell sees a program that SIGPIPE ended.
 PIPE_CLOSED = 141
 
 
 def main() -> None:
     """Run the command line."""
+    _prepare_streams()
+    # While the verbs load there is nothing to undo yet, and after them nothing any more: Ctrl-C ends it at once.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from deploy.command_line import verbs
+
     if module := QUICK.get(sys.argv[1] if len(sys.argv) > 1 else ""):
         # In a group, because a single verb would otherwise lose its name.
         app = verbs()
         app.add_typer(importlib.import_module(module).app)
     else:
         from deploy.cli import app
-    run(app)
-
-
-def run(app: typer.Typer) -> None:
-    """Run verbs; whatever a person can mend becomes a message and an exit code, never a traceback."""
-    err = Console(stderr=True, highlight=False)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     try:
-        app()
+        run(app)
+    finally:
+        for number in INTERRUPTS:
+            if signal.getsignal(number) is _interrupt:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def run(app: "typer.Typer") -> None:
+    """Run verbs; whatever a person can mend becomes a message and an exit code, never a traceback."""
+    from rich.console import Console
+
+    from deploy import render
+    from deploy.errors import DeployError
+
+    err = Console(stderr=True, highlight=False)
+    for number in INTERRUPTS:
+        # What the caller has ignored stays so: `nohup deploy watch &` outlives its terminal.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+    try:
+        try:
+            app()
+        finally:
+            # Here what cannot be written still becomes a message.
+            sys.stdout.flush()
     except DeployError as error:
         render.error(err, error)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # Whoever read the output has enough. The interpreter must not try to write the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read the output has enough.
+        _drop_output()
         sys.exit(PIPE_CLOSED)
     except OSError as error:
-        # The file itself may not be there yet, its folder is.
-        fix = f"free some: df -h {os.path.dirname(error.filename or '.')}" if error.errno == errno.ENOSPC else ""  # noqa: PTH120
-        render.error(err, DeployError(f"{error.filename or 'a file'}: {error.strerror or error}", "", fix))
+        if error.filename is None:
+            _drop_output()
+        render.error(err, DeployError(f"{error.filename or 'the output'}: {error.strerror or error}", "", _cure(error)))
         sys.exit(FAILED)
+    except RecursionError:
+        why = "one of the files it read has brackets in brackets, thousands deep"
+        render.error(err, DeployError("a file is nested too deeply", why, "name another, or restore it: git status"))
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        # Between the verbs' own work, which turns it into an exit code itself.
+        err.print("interrupted")
+        sys.exit(INTERRUPTED)
     except SystemExit as end:
         if end.code == INTERRUPTED:
             err.print("interrupted")
@@ -70,12 +101,58 @@ def run(app: typer.Typer) -> None:
 
         from deploy.stack.compose import words
 
-        if not isinstance(error, DockerException):
+        if isinstance(error, DockerException):
+            failure = DeployError("Docker refused a command", words(error), "docker info")
+        elif _came_from(error, "python_on_whales"):
+            why = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            failure = DeployError("Docker's client answered something that cannot be read", why, "docker version")
+        else:
             raise
-        render.error(err, DeployError("Docker refused a command", words(error), "docker info"))
+        render.error(err, failure)
         sys.exit(FAILED)
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """SIGTERM and SIGHUP end a command as Ctrl-C does: with its clean-up."""
+    """Ctrl-C, SIGTERM and SIGHUP end a command the same way: with its clean-up."""
     raise KeyboardInterrupt
+
+
+def _prepare_streams() -> None:
+    """Have three streams that never fail for the sake of a character, and files in UTF-8, whoever started this."""
+    if not sys.flags.utf8_mode and locale.getencoding().lower() not in ("utf-8", "utf8"):
+        # As Python does by itself from 3.15 on (PEP 686).
+        os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONUTF8": "1"})
+    # In place of a stream that the caller has closed.
+    sys.stdin = sys.stdin or _nothing("r")
+    sys.stdout, sys.stderr = sys.stdout or _nothing("w"), sys.stderr or _nothing("w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Keep the interpreter from trying to write the rest at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _nothing(mode: str) -> IO[str]:
+    return open(os.devnull, mode, encoding="utf-8")  # noqa: PTH123
+
+
+def _cure(error: OSError) -> str:
+    name = error.filename or "."
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            # The file itself may not be there yet, its folder is.
+            return f"free some: df -h {os.path.dirname(name) or '.'}"  # noqa: PTH120
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return f"have it readable and writable for this user, or name another place: namei -l {name}"
+        case errno.ENOTDIR | errno.EISDIR | errno.ENAMETOOLONG | errno.ELOOP | errno.ENOENT | errno.EEXIST:
+            return "name another place"
+        case _:
+            return ""
+
+
+def _came_from(error: Exception, package: str) -> bool:
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(f"/{package}/" in frame.f_code.co_filename for frame, _ in frames)
