@@ -79,9 +79,13 @@ def run(app: "typer.Typer") -> None:
         _drop_output()
         sys.exit(PIPE_CLOSED)
     except OSError as error:
-        if error.filename is None:
+        what = error.strerror or str(error)
+        if error.filename:
+            what = f"{error.filename}: {what}"
+        elif error.errno:
+            what = f"the output: {what}"
             _drop_output()
-        render.error(err, DeployError(f"{error.filename or 'the output'}: {error.strerror or error}", "", _cure(error)))
+        render.error(err, DeployError(what, "", _cure(error)))
         sys.exit(FAILED)
     except RecursionError:
         why = "one of the files it read has brackets in brackets, thousands deep"

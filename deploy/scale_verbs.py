@@ -12,6 +12,9 @@ from deploy.scale.distribution import WAYS, Network
 from deploy.scale.report import COMPILE_S, DISK_RATE, GIGABIT, UNPACK_RATE, Assumed, Fleet, fleets
 from deploy.spec.load import load
 
+MOST_RATE = 10_000
+"""Gb/s or GB/s: beyond anything that can be bought."""
+
 app = verbs()
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -28,14 +31,23 @@ MOST_HOSTS = 2000
 )
 def scale_verb(
     hosts: Annotated[str, typer.Option("--hosts", metavar="N,N,…", help="How many.")] = "10,100,1000",
-    network: Annotated[float, typer.Option("--network", min=0.1, help="Gb/s of one host, each way.")] = 25,
-    registry: Annotated[float, typer.Option("--registry", min=0.1, help="Gb/s that registry or hub send.")] = 10,
-    cache: Annotated[float, typer.Option("--cache", min=0.1, help="Gb/s of a pull-through cache for 16 hosts.")] = 25,
-    disk: Annotated[float, typer.Option("--disk", min=0.01, help="GB/s at which a host reads the model.")] = DISK_RATE
-    / 1e9,
-    unpack: Annotated[float, typer.Option("--unpack", min=0.01, help="GB/s of unpacked image.")] = UNPACK_RATE / 1e9,
+    network: Annotated[
+        float, typer.Option("--network", min=0.1, max=MOST_RATE, help="Gb/s of one host, each way.")
+    ] = 25,
+    registry: Annotated[
+        float, typer.Option("--registry", min=0.1, max=MOST_RATE, help="Gb/s that registry or hub send.")
+    ] = 10,
+    cache: Annotated[
+        float, typer.Option("--cache", min=0.1, max=MOST_RATE, help="Gb/s of a pull-through cache for 16 hosts.")
+    ] = 25,
+    disk: Annotated[
+        float, typer.Option("--disk", min=0.01, max=MOST_RATE, help="GB/s at which a host reads the model.")
+    ] = DISK_RATE / 1e9,
+    unpack: Annotated[
+        float, typer.Option("--unpack", min=0.01, max=MOST_RATE, help="GB/s of unpacked image.")
+    ] = UNPACK_RATE / 1e9,
     compile: Annotated[
-        float, typer.Option("--compile", min=0, help="Seconds of the first start's kernels.")
+        float, typer.Option("--compile", min=0, max=1e6, help="Seconds of the first start's kernels.")
     ] = COMPILE_S,
     spec: SpecOption = SPEC,
     profile: ProfileOption = None,

@@ -33,7 +33,7 @@ err = Console(stderr=True, highlight=False)
 )
 def watch_verb(
     state: StateOption = STATE,
-    interval: Annotated[float, typer.Option("--interval", min=1, help="Seconds between two looks.")] = 5,
+    interval: Annotated[float, typer.Option("--interval", min=1, max=3600, help="Seconds between two looks.")] = 5,
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
     as_json: JsonOption = False,
 ) -> None:

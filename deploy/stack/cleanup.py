@@ -1,6 +1,7 @@
 """Removes what the repository left on this machine besides the stack: images, build cache, generated files."""
 
 import shutil
+from contextlib import suppress
 
 from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException
@@ -31,10 +32,15 @@ def remove_all(state: State) -> list[str]:
                 removed.append("build cache")
         generations.switch(state, None)
         kept = (state.generations, state.incidents)
-        for folder in (state.tiny_model.parent, state.secrets, state.metrics, state.folder / "failed", *kept):
+        # The folder around them may be a person's.
+        tiny = state.tiny_model
+        models = (tiny, *tiny.parent.glob(f".{tiny.name}-*"))
+        for folder in (*models, state.secrets, state.metrics, state.folder / "failed", *kept):
             if folder.exists():
                 shutil.rmtree(folder)
                 removed.append(str(folder))
+        with suppress(OSError):
+            tiny.parent.rmdir()
     return removed
 
 

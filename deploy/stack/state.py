@@ -12,6 +12,18 @@ from pathlib import Path
 
 from deploy.errors import DeployError
 
+OWN = {
+    *("caches.json", "candidate", "current", "docker", "failed", "generations", "incidents", "journal.json"),
+    *("lock", "metrics", "model", "models.json", "secrets", "tune"),
+}
+"""What a state folder holds, besides hidden files on their way to their places."""
+
+
+class NoStateFolder(DeployError):
+    """The folder named as the state folder is somebody else's."""
+
+    exit_code = 2
+
 
 class LockHeld(DeployError):
     """Another controller is changing the same stack."""
@@ -99,9 +111,12 @@ class State:
 
         Raises:
             LockHeld: names the verb and process id that hold it.
+            NoStateFolder: other things lie in the folder; its `current` or `secrets` would be taken for ours.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         held = self.folder / "lock"
+        if not held.exists():
+            self._require_own()
         with held.open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,6 +129,15 @@ class State:
                 yield
             finally:
                 file.truncate(0)
+
+    def _require_own(self) -> None:
+        foreign = sorted(path.name for path in self.folder.iterdir() if path.name not in OWN and path.name[0] != ".")
+        if foreign:
+            raise NoStateFolder(
+                f"{self.folder} is no state folder",
+                f"it holds {', '.join(foreign[:3])}{' and more' if foreign[3:] else ''}",
+                "name an empty or a new folder: --state FOLDER, or DEPLOY_STATE",
+            )
 
 
 def _held(file: str) -> LockHeld:

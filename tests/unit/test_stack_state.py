@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from deploy.errors import DeployError
-from deploy.stack.state import LockHeld, State, copy_secret, read_keys, write
+from deploy.host.docker_facts import DockerFacts
+from deploy.stack import cleanup
+from deploy.stack.state import LockHeld, NoStateFolder, State, copy_secret, read_keys, write
 
 HOLD = """
 import sys
@@ -79,3 +81,36 @@ def test_a_key_file_that_is_not_one_is_refused_without_repeating_it(tmp_path: Pa
     with pytest.raises(DeployError, match=complaint) as caught:
         read_keys(tmp_path / "key")
     assert "sk-" not in str(caught.value)
+
+
+def test_a_folder_with_other_things_in_it_is_no_state_folder(tmp_path: Path) -> None:
+    """`DEPLOY_STATE=.` must not make what lies there ours to remove."""
+    (tmp_path / "README.md").touch()
+    (tmp_path / "current").symlink_to("README.md")
+    with pytest.raises(NoStateFolder, match=r"README\.md"), State(tmp_path).lock("down"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "current"]
+
+
+def test_a_folder_that_a_command_cut_off_has_left_is_still_a_state_folder(tmp_path: Path) -> None:
+    for name in ("model", "docker", ".current", "models.json"):
+        (tmp_path / name).touch()
+    with State(tmp_path).lock("up"):
+        (tmp_path / "anything").touch()
+    with State(tmp_path).lock("down"):
+        pass
+
+
+def test_cleaning_up_leaves_what_is_not_ours_beside_the_generated_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleanup.probe, "docker_facts", DockerFacts)
+    weights = tmp_path / "model" / "weights.safetensors"
+    (tmp_path / "model" / "tiny").mkdir(parents=True)
+    (tmp_path / "model" / ".tiny-half").mkdir()
+    weights.touch()
+    cleanup.remove_all(State(tmp_path))
+    assert list((tmp_path / "model").iterdir()) == [weights]
+    weights.unlink()
+    cleanup.remove_all(State(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
