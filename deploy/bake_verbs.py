@@ -7,13 +7,23 @@ from typing import Annotated
 
 import psutil
 import typer
-from rich.console import Console
 
 from deploy import render
 from deploy.bake import modules
 from deploy.bake.artifact import Baked, bake, gpu_kind, image_manifest, with_cache
 from deploy.bake.warm import Round, limits, warm
-from deploy.command_line import ROOT, SPEC, STATE, JsonOption, SpecOption, StateOption, examples, print_json, verbs
+from deploy.command_line import (
+    ROOT,
+    SPEC,
+    STATE,
+    JsonOption,
+    SpecOption,
+    StateOption,
+    console,
+    examples,
+    print_json,
+    verbs,
+)
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
@@ -29,8 +39,8 @@ from deploy.stack.state import State
 from deploy.stack.status import running_endpoint
 
 app = verbs(invoke_without_command=True)
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = console()
+err = console(stderr=True)
 
 
 ToOption = Annotated[
@@ -77,7 +87,7 @@ def bake_verb(
         # It refuses before anything that takes long.
         image_manifest(image, client)
         stack = running_stack(ROOT, folder.environment)
-        _require_locked_image(stack, image)
+        _require_locked_image(stack, image, folder)
         gpu = gpu_kind(stack.profile, probe.gpus())
         rounds: list[Round] = []
         if warm_up:
@@ -191,11 +201,11 @@ def _size(baked: Baked) -> str:
     return f"{size}, {baked.cache.size / 1e6:,.1f} MB compressed"
 
 
-def _require_locked_image(stack: Stack, image: ImageLock) -> None:
+def _require_locked_image(stack: Stack, image: ImageLock, folder: State) -> None:
     """What another image's engines compiled must not lie beside this one."""
     roles = [state for state in stack.roles() if state.role in stack.expected]
     if not roles:
-        raise DeployError("nothing runs", "there is no container of this stack", "deploy up")
+        raise folder.nothing_runs("there is no container of this stack")
     if waiting := [state.role for state in roles if not state.serving]:
         raise RequestFailed("the stack does not serve", f"{', '.join(waiting)} is not healthy", "deploy status")
     tag = f":{image.inputs[:16]}"

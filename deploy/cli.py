@@ -1,5 +1,6 @@
 """The verbs of `deploy`: each parses its arguments, calls one function and shows what it returned."""
 
+import functools
 import json
 import os
 import re
@@ -8,15 +9,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
 from rich.live import Live
 
 from deploy import (
@@ -49,6 +49,7 @@ from deploy.command_line import (
     SecurityMirrorOption,
     SpecOption,
     StateOption,
+    console,
     examples,
     print_json,
     verbs,
@@ -64,8 +65,8 @@ from deploy.spec.load import load
 from deploy.spec.model import Profile
 from deploy.spec.profiles import ALL_ENGINES
 from deploy.stack import cleanup, docker_engine
-from deploy.stack.client import RequestFailed, stream
-from deploy.stack.compose import Stack, running_stack
+from deploy.stack.client import Endpoint, endpoint, stream
+from deploy.stack.compose import running_stack
 from deploy.stack.events import step
 from deploy.stack.exposition import write_roles
 from deploy.stack.memory import plan_on, require_memory
@@ -75,7 +76,7 @@ from deploy.stack.state import State
 from deploy.stack.status import Status, running_endpoint, status, uptime
 from deploy.stack.up import Result, build_progress, down, plan, up
 from deploy.status import live as engine_view
-from loadtest.cli import bench
+from loadtest.cli import DEFAULT_URL, bench
 
 NOT_SERVING = 4
 NEXT = ('chat "Hello"', "status --watch", "logs --follow", "bench -c 1,16", "down")
@@ -130,8 +131,29 @@ app.add_typer(scale_verbs.app)
 app.add_typer(tune_verbs.app)
 app.add_typer(model_verbs.app, name="model")
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+
+@app.callback()
+def _defaults(context: typer.Context) -> None:
+    """What the load test takes from the running stack unless it is told otherwise."""
+    context.default_map = {
+        "bench": {
+            "url": lambda: _served().url,
+            "api_key_file": lambda: _served().api_key_file,
+            "ca_file": lambda: _served().certificate,
+        }
+    }
+
+
+@functools.cache
+def _served() -> Endpoint:
+    folder = State(Path(os.environ.get("DEPLOY_STATE") or STATE))
+    if not folder.environment.exists():
+        return Endpoint(DEFAULT_URL, "")
+    return endpoint(running_stack(ROOT, folder.environment).config())
+
+
+out = console()
+err = console(stderr=True)
 
 
 @app.command(
@@ -183,10 +205,13 @@ def down_verb(
         removed = []
     else:
         require_docker(probe.docker_facts(), cdi=False)
-        with err.status("stopping; requests in flight may finish"):
+        with render.steps(err) as report, step("stop", report) as running:
+            running.progress("requests in flight may finish")
             removed = down(running_stack(ROOT, folder.environment), folder, keep_volumes=keep_cache)
     if everything:
-        removed += cleanup.remove_all(folder)
+        with render.steps(err) as report, step("clean", report) as running:
+            running.progress("images, build cache, files")
+            removed += cleanup.remove_all(folder)
     for item in removed:
         out.print(f"removed {item}", markup=False, soft_wrap=True)
     if not removed:
@@ -211,7 +236,7 @@ def status_verb(
     folder = State(state)
     stack = running_stack(ROOT, folder.environment)
     if watch:
-        _watch(lambda: running_stack(ROOT, State(state).environment), as_json)
+        _watch(folder, as_json)
     seen = status(stack)
     write_roles(folder, seen.roles, datetime.now(UTC))
     if url:
@@ -220,7 +245,7 @@ def status_verb(
     elif as_json:
         print_json(seen.as_dict())
     else:
-        out.print(_status_view(seen))
+        out.print(_status_view(seen, folder))
     if not seen.serving:
         raise typer.Exit(NOT_SERVING)
 
@@ -238,9 +263,10 @@ def logs_verb(
 ) -> None:
     """Show what the roles log, role by role; with --follow as it comes."""
     require_docker(probe.docker_facts(), cdi=False)
-    stack = running_stack(ROOT, State(state).environment)
+    folder = State(state)
+    stack = running_stack(ROOT, folder.environment)
     if not stack.roles():
-        raise DeployError("nothing runs", "there is no container of this stack", "deploy up")
+        raise folder.nothing_runs("there is no container of this stack")
     if missing := [role.value for role in roles or [] if role.value not in stack.expected]:
         raise DeployError(
             f"there is no {', '.join(missing)} in this stack",
@@ -284,10 +310,11 @@ def chat_verb(
     if not text.strip():
         raise typer.BadParameter("the question is empty", param_hint="QUESTION")
     require_docker(probe.docker_facts(), cdi=False)
-    stack = running_stack(ROOT, State(state).environment)
+    folder = State(state)
+    stack = running_stack(ROOT, folder.environment)
     target = running_endpoint(stack, tuple(stack.roles()))
     if target is None:
-        raise RequestFailed("nothing runs", "there is no router of this stack", "deploy up")
+        raise folder.nothing_runs("there is no router of this stack")
     begun, first, pieces = time.monotonic(), 0.0, list[str]()
     answer = stream(target, text, max_tokens=max_tokens, temperature=temperature)
     while True:
@@ -478,7 +505,7 @@ def _show_up(result: Result) -> None:
     out.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
-def _status_view(seen: Status) -> Any:
+def _status_view(seen: Status, folder: State) -> Any:
     colours = {"healthy": "green", "unhealthy": "red", "exited": "red", "starting": "yellow", "running": "green"}
     rows = [
         [
@@ -493,18 +520,19 @@ def _status_view(seen: Status) -> Any:
         for state in seen.roles
     ]
     if not rows:
-        return "nothing runs: deploy up"
+        nothing = folder.nothing_runs("there is no container of this stack")
+        return f"{nothing.message}: {nothing.why}\n  fix: {nothing.fix}"
     head = f"{seen.url}: {'ready' if seen.ready else 'not ready'}" if seen.url else "no router"
     table = render.table(["role", "state", "health", "phase", "up", "restarts", "image"], rows, colours)
     return render.stacked(head, table, *(f"{role} {counts.words()}" for role, counts in seen.compiled.items()))
 
 
-def _watch(find: Callable[[], Stack], as_json: bool) -> None:
+def _watch(folder: State, as_json: bool) -> None:
     """Show the status again and again until Ctrl-C, which is the way to end it and no failure."""
     engines = engine_view.Live(LocalMachine())
 
     def look() -> tuple[Status, list[engine_view.RoleView]]:
-        stack = find()
+        stack = running_stack(ROOT, folder.environment)
         seen = status(stack, ask=False)
         running = any(state.role in ALL_ENGINES and state.status == "running" for state in seen.roles)
         return seen, engines.look(stack) if running else []
@@ -520,7 +548,7 @@ def _watch(find: Callable[[], Stack], as_json: bool) -> None:
         with Live(console=out, auto_refresh=False, screen=False) as live:
             while True:
                 seen, views = look()
-                shown = [_status_view(seen), *(["", engine_view.draw(views)] if views else [])]
+                shown = [_status_view(seen, folder), *(["", engine_view.draw(views)] if views else [])]
                 live.update(render.stacked(*shown), refresh=True)
                 time.sleep(1)
     except KeyboardInterrupt:

@@ -4,14 +4,19 @@ Loads next to nothing, so that verbs which are called often start at once.
 """
 
 import json
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 ROOT = Path(__file__).resolve().parents[1]
+PIPE_COLUMNS = 1000
 SPEC, STATE = ROOT / "deploy.toml", ROOT / ".state"
 
 
@@ -52,6 +57,16 @@ def verbs(**settings: Any) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
         **settings,
     )
+
+
+def console(stderr: bool = False) -> "Console":
+    """Where a verb writes. Not on a terminal, lines stay whole: whoever reads them there folds them or cuts them up."""
+    from rich.console import Console
+
+    made = Console(stderr=stderr, highlight=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = PIPE_COLUMNS
+    return made
 
 
 def examples(*lines: str) -> str:

@@ -55,12 +55,12 @@ def main() -> None:
 
 def run(app: "typer.Typer") -> None:
     """Run verbs; whatever a person can mend becomes a message and an exit code, never a traceback."""
-    from rich.console import Console
 
     from deploy import render
+    from deploy.command_line import console
     from deploy.errors import DeployError
 
-    err = Console(stderr=True, highlight=False)
+    err = console(stderr=True)
     for number in INTERRUPTS:
         # What the caller has ignored stays so: `nohup deploy watch &` outlives its terminal.
         if signal.getsignal(number) is not signal.SIG_IGN:

@@ -5,11 +5,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from deploy import render
-from deploy.command_line import ROOT, SPEC, JsonOption, ProfileOption, SpecOption, examples, print_json, verbs
+from deploy.command_line import (
+    ROOT,
+    SPEC,
+    JsonOption,
+    ProfileOption,
+    SpecOption,
+    console,
+    examples,
+    print_json,
+    verbs,
+)
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
 from deploy.image.transfer import export, tag_of
@@ -42,8 +51,8 @@ app = verbs(
     ),
     no_args_is_help=True,
 )
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = console()
+err = console(stderr=True)
 
 
 @app.command(IMAGE, epilog=examples("deploy export image.tar", "deploy export /mnt/usb/image.tar"))

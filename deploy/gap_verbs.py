@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from sm120_kernels.gpus import GPUS, RTX_PRO_6000, Gpu, find_gpu
 from sm120_kernels.shapes import LAYERS
 
-from deploy.command_line import SPEC, JsonOption, ProfileOption, SpecOption, examples, print_json, verbs
+from deploy.command_line import SPEC, JsonOption, ProfileOption, SpecOption, console, examples, print_json, verbs
 from deploy.errors import DeployError
 from deploy.gap import measured as held
 from deploy.gap import model
@@ -27,8 +26,8 @@ MIDDLE_ACCEPTED = {"none": 1.0, "eagle": 2.5, "dspark": 4.0}
 """Assumed where `--accepted` says nothing."""
 
 app = verbs()
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = console()
+err = console(stderr=True)
 
 
 class GpuName(StrEnum):
@@ -171,7 +170,7 @@ def _trace_seconds(path: Path) -> dict[str, float]:
     "gap",
     epilog=examples(
         "deploy gap                                       what deploy.toml can reach at most, and why",
-        "deploy gap --profile replicas --accepted 2.5     with speculation: 2.5 tokens kept from each step",
+        "deploy gap -c 16 --context 65536                 at one load, with longer requests",
         "deploy gap --measured runs/2026-11-30-a          what a load test lacks, and in which part",
         "deploy gap --measured 26.6@16 --measured 11.5@1  the same from figures alone",
         "deploy gap --trace summary.json                  ... by category, from deploy profile --json",

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from deploy import render
 from deploy.command_line import (
@@ -17,6 +16,7 @@ from deploy.command_line import (
     SecurityMirrorOption,
     SpecOption,
     StateOption,
+    console,
     examples,
     print_json,
     verbs,
@@ -46,8 +46,8 @@ RoleArgument = Annotated[str, typer.Argument(metavar="ROLE", help=f"{', '.join(A
 app = verbs()
 generations_app = typer.Typer(help="List, compare and remove what was accepted before.", rich_markup_mode=None)
 app.add_typer(generations_app, name="generations")
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = console()
+err = console(stderr=True)
 
 
 @app.command(

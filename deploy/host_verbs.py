@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
 from deploy.command_line import (
     ROOT,
@@ -15,6 +14,7 @@ from deploy.command_line import (
     ProfileOption,
     SpecOption,
     StateOption,
+    console,
     examples,
 )
 from deploy.doctor.checks.common import find_gpu, wants_gpus
@@ -40,7 +40,7 @@ ERRORS_FOUND = 3
 
 
 app = typer.Typer()
-err = Console(stderr=True, highlight=False)
+err = console(stderr=True)
 
 SavedOption = Annotated[
     Path | None, typer.Option("--host-report", metavar="FILE", help="A saved report instead of this host.")
@@ -114,7 +114,7 @@ def doctor_verb(
     elif fix_script:
         typer.echo(to_script(seen, findings))
     else:
-        Console(highlight=False).print(to_text(seen, findings, checks, least))
+        console().print(to_text(seen, findings, checks, least))
     raise typer.Exit(ERRORS_FOUND if any(finding.severity == Severity.ERROR for finding in findings) else 0)
 
 
@@ -195,7 +195,7 @@ def _cluster(
     elif fix_script:
         typer.echo(script_of(seen.name, seen.taken_at, findings))
     else:
-        Console(highlight=False).print(text_of(checks.headline(seen), findings, seen.unseen, number, least))
+        console().print(text_of(checks.headline(seen), findings, seen.unseen, number, least))
     raise typer.Exit(ERRORS_FOUND if any(finding.severity == Severity.ERROR for finding in findings) else 0)
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from deploy import render
-from deploy.command_line import ROOT, SPEC, JsonOption, SpecOption, examples, print_json, verbs
+from deploy.command_line import ROOT, SPEC, JsonOption, SpecOption, console, examples, print_json, verbs
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
@@ -28,8 +27,8 @@ from deploy.spec.load import load
 SIGNING_KEY = "cosign.key"
 
 app = verbs()
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = console()
+err = console(stderr=True)
 
 RegistryCertificates = Annotated[
     Path | None, typer.Option("--certificates", help="CA file for the registry.", show_default="the machine's")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from deploy.command_line import (
     ROOT,
@@ -22,6 +21,7 @@ from deploy.command_line import (
     SecurityMirrorOption,
     SpecOption,
     StateOption,
+    console,
     examples,
     print_json,
     verbs,
@@ -45,8 +45,8 @@ class PartName(StrEnum):
 
 
 app = verbs()
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = console()
+err = console(stderr=True)
 
 
 @app.command(
@@ -189,6 +189,8 @@ def verify_verb(
     lock = read_lock(ROOT)
     folder = State(state)
     stack = running_stack(ROOT, folder.environment)
+    if not stack.roles():
+        raise folder.nothing_runs("there is no container of this stack")
     with render.transfer(err) as progress:
         found = verify(stack, lock, folder, full=full, progress=lambda done, total: progress("model", done, total))
     if as_json:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from deploy import render
 from deploy.command_line import (
@@ -17,6 +16,7 @@ from deploy.command_line import (
     ProfileOption,
     SpecOption,
     StateOption,
+    console,
     examples,
     print_json,
     verbs,
@@ -32,8 +32,8 @@ from deploy.stack.up import model_folder
 FAILED = 1
 
 app = verbs(help="Bring the model's files here, and hold them against deploy.lock.", no_args_is_help=True)
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = console()
+err = console(stderr=True)
 
 
 @app.command(

@@ -4,10 +4,9 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from deploy import render
-from deploy.command_line import ROOT, STATE, JsonOption, StateOption, examples, print_json, verbs
+from deploy.command_line import ROOT, STATE, JsonOption, StateOption, console, examples, print_json, verbs
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
@@ -20,7 +19,7 @@ from deploy.stack.trace import REQUEST_ID, Trace, trace
 EXPORTER_PORT = 9400
 
 app = verbs()
-out = Console(highlight=False)
+out = console()
 
 
 @app.command(
@@ -68,9 +67,10 @@ def metrics_verb(state: StateOption = STATE) -> None:
 
 def _running(state: StateOption) -> Stack:
     require_docker(probe.docker_facts(), cdi=False)
-    stack = running_stack(ROOT, State(state).environment)
+    folder = State(state)
+    stack = running_stack(ROOT, folder.environment)
     if not stack.roles():
-        raise DeployError("nothing runs", "there is no container of this stack", "deploy up")
+        raise folder.nothing_runs("there is no container of this stack")
     return stack
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from deploy import render
-from deploy.command_line import ROOT, JsonOption, examples, print_json
+from deploy.command_line import ROOT, JsonOption, console, examples, print_json
 from deploy.errors import DeployError
 from deploy.patches.hooks import HookResult, hook_results, plugin_pairs
 from deploy.patches.release import folder_source, install_release, locked_release
@@ -36,8 +35,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = console()
+err = console(stderr=True)
 
 
 @app.command(

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from deploy.command_line import SPEC, JsonOption, ProfileOption, SpecOption, examples, print_json, verbs
+from deploy.command_line import SPEC, JsonOption, ProfileOption, SpecOption, console, examples, print_json, verbs
 from deploy.gap.model import assumptions, prefill
 from deploy.gap_verbs import GpuName, WrongInput, gpu_of, measured_levels, setting_of
 from deploy.plan.capacity import Limits, Option, Plan, plan
@@ -22,8 +21,8 @@ IMPOSSIBLE = 1
 MOST_TOKENS = 1 << 20
 
 app = verbs()
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = console()
+err = console(stderr=True)
 
 
 def parse_limits(text: str, share: float) -> Limits:
@@ -81,8 +80,8 @@ def plan_verb(
     limits = parse_limits(slo, share)
     if measured and profile is None:
         raise WrongInput("--measured without --profile", "times of one profile say nothing of another", "--profile pd")
-    parsed = load(spec, profile.value if profile else None).spec
-    names = [parsed.profile] if profile else ["pd", "replicas"]
+    parsed = load(spec, "cpu" if profile == "cpu" else None).spec
+    names = [profile.value] if profile else ["pd", "replicas"]
     specs = [parsed if parsed.profile == name else _default(name) for name in names]
     if isl + osl > (longest := specs[0].engine.context_length):
         raise WrongInput(

@@ -9,7 +9,7 @@ from rich.table import Table
 from sm120_kernels.shapes import LAYERS
 
 from deploy import render
-from deploy.command_line import ROOT, STATE, JsonOption, StateOption, examples, print_json
+from deploy.command_line import ROOT, STATE, JsonOption, StateOption, console, examples, print_json
 from deploy.profile import report
 from deploy.profile.summary import Stage, Summary, compare, summarise
 from deploy.profile.trace import UnreadableTrace, read
@@ -20,8 +20,8 @@ NAME_WIDTH, WIDE = 44, 120
 STAGES: dict[str, Stage] = {"all": "all", "decode": "decode", "prefill": "prefill"}
 
 app = typer.Typer()
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = console()
+err = console(stderr=True)
 
 
 @app.command(

@@ -1,6 +1,7 @@
 """How things look on a terminal and in a pipe. Builds and shows; decides nothing."""
 
 import re
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -30,10 +31,14 @@ TITLES = {
     "warm": "Warm up",
     "compile": "Modules",
     "push": "Registry",
+    "stop": "Stop",
     "clean": "Clean up",
     "heal": "Heal",
     "drain": "Drain",
 }
+
+QUIET_S = 30.0
+"""In a pipe, seconds after which something that goes on is said again."""
 
 SECTIONS = {
     "package": "Debian packages",
@@ -119,7 +124,14 @@ def steps(console: Console) -> Generator[Report]:
         with Live(shown, console=console, refresh_per_second=8):
             yield shown.take
     else:
-        yield _Lines(console).take
+        lines, ended = _Lines(console), threading.Event()
+        beat = threading.Thread(target=lines.beat, args=(ended,), daemon=True)
+        beat.start()
+        try:
+            yield lines.take
+        finally:
+            ended.set()
+            beat.join()
 
 
 class _Lines:
@@ -127,17 +139,40 @@ class _Lines:
         self.console = console
         self.begun = time.monotonic()
         self.last: dict[tuple[str, str], str] = {}
+        self.busy: dict[tuple[str, str], tuple[str, float]] = {}
+        self.lock = threading.Lock()
+
+    def beat(self, ended: threading.Event) -> None:
+        """Say every now and then what goes on for long, so that nobody takes it for stuck."""
+        while not ended.wait(QUIET_S):
+            with self.lock:
+                for words, since in self.busy.values():
+                    if (passed := time.monotonic() - since) >= QUIET_S:
+                        self._say(f"{words}, for {passed:.0f} s")
 
     def take(self, event: Event) -> None:
+        with self.lock:
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
         words = event.detail or {"finished": "done"}.get(event.state, event.state)
         if event.state == "finished" and event.seconds is not None:
             words = f"{words} ({event.seconds:.1f} s)"
         key = (event.step, event.role)
+        title = TITLES[event.step] + (f" {event.role}" if event.role else "")
+        if event.state in ("finished", "failed"):
+            # The end of a step is that of its roles.
+            for other in [key] if event.role else [row for row in self.busy if row[0] == event.step]:
+                self.busy.pop(other, None)
         if self.last.get(key) != words:
             self.last[key] = words
-            title = TITLES[event.step] + (f" {event.role}" if event.role else "")
-            passed = time.monotonic() - self.begun
-            self.console.print(f"[{passed:6.1f} s] {title}: {words}", markup=False, highlight=False, soft_wrap=True)
+            if event.state in ("started", "progress"):
+                self.busy[key] = (f"{title}: {words}", time.monotonic())
+            self._say(f"{title}: {words}")
+
+    def _say(self, text: str) -> None:
+        passed = time.monotonic() - self.begun
+        self.console.print(f"[{passed:6.1f} s] {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

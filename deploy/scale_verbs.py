@@ -3,10 +3,19 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from deploy import render
-from deploy.command_line import ROOT, SPEC, JsonOption, ProfileOption, SpecOption, examples, print_json, verbs
+from deploy.command_line import (
+    ROOT,
+    SPEC,
+    JsonOption,
+    ProfileOption,
+    SpecOption,
+    console,
+    examples,
+    print_json,
+    verbs,
+)
 from deploy.lock.model import read_lock
 from deploy.scale.distribution import WAYS, Network
 from deploy.scale.report import COMPILE_S, DISK_RATE, GIGABIT, UNPACK_RATE, Assumed, Fleet, fleets
@@ -16,8 +25,8 @@ MOST_RATE = 10_000
 """Gb/s or GB/s: beyond anything that can be bought."""
 
 app = verbs()
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = console()
+err = console(stderr=True)
 MOST_HOSTS = 2000
 
 

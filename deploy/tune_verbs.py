@@ -21,6 +21,7 @@ from deploy.command_line import (
     ProfileOption,
     SpecOption,
     StateOption,
+    console,
     examples,
     print_json,
     verbs,
@@ -42,8 +43,8 @@ ASSUMED_AROUND_WINDOW_S = 25.0
 FIRST_PAIRS = 3
 
 app = verbs()
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = console()
+err = console(stderr=True)
 
 
 @app.command(

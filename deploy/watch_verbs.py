@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 from python_on_whales.exceptions import DockerException
-from rich.console import Console
 
 from deploy import render
-from deploy.command_line import ROOT, STATE, JsonOption, StateOption, examples, verbs
+from deploy.command_line import ROOT, STATE, JsonOption, StateOption, console, examples, verbs
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
 from deploy.stack.compose import words
@@ -20,7 +19,7 @@ from deploy.stack.state import State
 from deploy.stack.watch import Incident, watch
 
 app = verbs()
-err = Console(stderr=True, highlight=False)
+err = console(stderr=True)
 
 
 @app.command(

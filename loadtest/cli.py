@@ -26,6 +26,7 @@ from loadtest.metrics import Slo
 from loadtest.run import LOCUSTFILE
 from loadtest.workload import Prompts, Synthetic, Trace, Workload, parse_length, parse_lengths
 
+DEFAULT_URL = "http://127.0.0.1:30000"
 EXIT_FAILED, EXIT_REJECTED, EXIT_MISSED, EXIT_INTERRUPTED = 1, 3, 4, 130
 
 EXAMPLES = """
@@ -136,7 +137,7 @@ def run(
         typer.Option("-c", "--concurrency", help="requests in flight, one level each (closed loop) [1,16,64]"),
     ] = None,
     rate: Annotated[str | None, typer.Option(help="requests a second, one level each (open loop, Poisson)")] = None,
-    url: Annotated[str, typer.Option(help="base URL of the server")] = "http://127.0.0.1:30000",
+    url: Annotated[str, typer.Option(help="base URL of the server")] = DEFAULT_URL,
     api_key_file: Annotated[Path | None, typer.Option(help="file that holds the API key")] = None,
     ca_file: Annotated[Path | None, typer.Option(help="PEM file with the CA of an https URL")] = None,
     model: Annotated[str | None, typer.Option(help="served model name [the only one]")] = None,

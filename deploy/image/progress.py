@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-Phase = Literal["registry", "packages", "bootstrap", "rootfs", "engine", "patches", "kernels", "export"]
+Phase = Literal["registry", "packages", "bootstrap", "rootfs", "engine", "modules", "patches", "kernels", "export"]
 
 # The Dockerfile's stages, by what they do for a person who waits.
 PHASE_OF_STAGE: dict[str, Phase] = {
@@ -16,8 +16,10 @@ PHASE_OF_STAGE: dict[str, Phase] = {
     "rootfs": "rootfs",
     "torch": "engine",
     "engine": "engine",
+    "modules": "modules",
     "patched": "patches",
     "wheels": "kernels",
+    "kernels": "kernels",
     "runtime": "kernels",
 }
 
@@ -28,9 +30,11 @@ WORK_OF_STAGE = {
     "rootfs": "taking over the root file system",
     "torch": "installing PyTorch and CUDA",
     "engine": "installing SGLang and the other wheels",
+    "modules": "compiling SGLang's modules for sm_120",
     "patched": "patching SGLang",
     "wheels": "building our packages",
-    "runtime": "installing our packages",
+    "kernels": "compiling our kernels for sm_120",
+    "runtime": "installing what runs around SGLang",
 }
 
 

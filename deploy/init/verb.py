@@ -10,9 +10,9 @@ from pathlib import Path
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
 from rich.text import Text
 
+from deploy.command_line import console
 from deploy.errors import DeployError
 from deploy.host.errors import HostError
 from deploy.host.report import HostReport
@@ -146,14 +146,14 @@ def _plain(proposal: Proposal) -> dict[str, object]:
 
 
 def _show(report: HostReport, proposal: Proposal) -> None:
-    console = Console(highlight=False)
-    console.print(draw(report, proposal))
+    out = console()
+    out.print(draw(report, proposal))
     for remark in proposal.remarks:
-        console.print(Text(remark))
+        out.print(Text(remark))
     if proposal.memory:
-        console.print(Text(f"memory: {proposal.memory}"))
+        out.print(Text(f"memory: {proposal.memory}"))
     if proposal.profile == "pd":
-        console.print(Text(f"transport {proposal.transport}: {proposal.transport_reason}"))
+        out.print(Text(f"transport {proposal.transport}: {proposal.transport_reason}"))
     for setting in proposal.settings:
-        console.print(Text(f"{setting.name}={setting.value}: {setting.reason}"))
-    console.print()
+        out.print(Text(f"{setting.name}={setting.value}: {setting.reason}"))
+    out.print()

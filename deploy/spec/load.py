@@ -26,6 +26,12 @@ class Problem:
     fix: str
 
 
+class NoSpec(DeployError):
+    """The file that the command line names is not there."""
+
+    exit_code = 2
+
+
 class SpecError(DeployError):
     """deploy.toml cannot be used; `problems` lists every mistake in the order of the file."""
 
@@ -74,10 +80,10 @@ def load(file: FilePath, profile: Profile | None = None) -> SpecFile:
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise DeployError(
+        raise NoSpec(
             f"{file} does not exist",
             "deploy reads what to run from it",
-            f"git checkout {file.name}, or name another: --spec FILE",
+            "name another: --spec FILE; deploy init makes one",
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise DeployError(f"{file} cannot be read", str(error), "make it a readable UTF-8 text file") from error

@@ -76,10 +76,11 @@ def stop(state: State, say: Say) -> bool:
         return False
     say(f"stopping the Docker engine that was started by hand (pid {process.pid})")
     process.terminate()
-    try:
-        process.wait(STOP_PATIENCE_S)
-    except psutil.TimeoutExpired as error:
-        raise HostError("the Docker engine does not stop", f"pid {process.pid} still runs", "try again") from error
+    deadline = time.monotonic() + STOP_PATIENCE_S
+    while _own_process(state):
+        if time.monotonic() > deadline:
+            raise HostError("the Docker engine does not stop", f"pid {process.pid} still runs", "try again")
+        time.sleep(0.2)
     _record(state).unlink(missing_ok=True)
     return True
 
@@ -166,6 +167,8 @@ def _own_process(state: State) -> psutil.Process | None:
     try:
         record: Any = json.loads(_record(state).read_text())
         process = psutil.Process(int(record["pid"]))
-        return process if abs(process.create_time() - float(record["created"])) < 1 else None
+        # One that has ended and that no init process has collected runs no more.
+        ended = process.status() == psutil.STATUS_ZOMBIE
+        return process if not ended and abs(process.create_time() - float(record["created"])) < 1 else None
     except (OSError, ValueError, KeyError, TypeError, psutil.Error):
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Step = Literal[
-    "host", "image", "caches", "model", "start", "accept", "warm", "compile", "push", "clean", "heal", "drain"
+    "host", "image", "caches", "model", "start", "accept", "warm", "compile", "push", "stop", "clean", "heal", "drain"
 ]
 
 
@@ -55,7 +55,8 @@ def step(name: Step, report: Report) -> Generator[Running]:
     report(Event(name, "started"))
     try:
         yield running
-    except BaseException:
-        report(Event(name, "failed", seconds=time.monotonic() - begun))
+    except BaseException as error:
+        why = "interrupted" if isinstance(error, KeyboardInterrupt) else ""
+        report(Event(name, "failed", why, seconds=time.monotonic() - begun))
         raise
     report(Event(name, "finished", running.outcome, seconds=time.monotonic() - begun))

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
+
 from deploy.errors import DeployError
 
 OWN = {
@@ -29,6 +31,12 @@ class LockHeld(DeployError):
     """Another controller is changing the same stack."""
 
     exit_code = 5
+
+
+class NothingRuns(DeployError):
+    """A command needs the running stack, and there is none, or not yet."""
+
+    exit_code = 4
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,17 @@ class State:
         """Files of a Docker engine that the controller started by hand."""
         return self.folder / "docker"
 
+    def nothing_runs(self, why: str) -> NothingRuns:
+        """The error for a command that needs what does not run; another command may be about to start it.
+
+        Args:
+            why: what is missing.
+        """
+        holder = _holder(self.folder / "lock")
+        if holder and psutil.pid_exists(holder[1]):
+            return NothingRuns("nothing runs yet", f"{why}; {holder[0]} is at work", "deploy status --watch, and wait")
+        return NothingRuns("nothing runs", why, "deploy up")
+
     @contextmanager
     def lock(self, verb: str) -> Generator[None]:
         """Hold the stack for one command; the lock goes with the process, however it ends.
@@ -121,7 +140,7 @@ class State:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise _held(file.name) from error
+                raise _held(held) from error
             # Only for whoever is refused: `watch` must go on when the disk is full.
             with suppress(OSError):
                 held.write_text(json.dumps({"verb": verb, "pid": os.getpid(), "since": _now()}))
@@ -140,12 +159,18 @@ class State:
             )
 
 
-def _held(file: str) -> LockHeld:
+def _holder(file: Path) -> tuple[str, int] | None:
+    """Who wrote itself into the lock's file, in words, and its process id."""
     try:
-        holder = json.loads(Path(file).read_text())
-        who, pid = f"`deploy {holder['verb']}` (pid {holder['pid']}, since {holder['since']})", holder["pid"]
-    except (ValueError, KeyError, TypeError):
-        who, pid = "another deploy command", "PID"
+        holder = json.loads(file.read_text())
+        pid = int(holder["pid"])
+        return f"`deploy {holder['verb']}` (pid {pid}, since {holder['since']})", pid
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _held(file: Path) -> LockHeld:
+    who, pid = _holder(file) or ("another deploy command", "PID")
     return LockHeld(
         f"{who} is running", "two commands must not change one stack", f"wait for it, or stop it: kill {pid}"
     )

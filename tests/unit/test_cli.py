@@ -168,7 +168,7 @@ def test_a_variable_that_no_compose_file_has_is_refused(machine: Machine) -> Non
 
 def test_a_missing_spec_is_refused(machine: Machine) -> None:
     machine.spec.unlink()
-    assert machine.run("up").returncode == 1
+    assert machine.run("up").returncode == 2
 
 
 @pytest.mark.slow
