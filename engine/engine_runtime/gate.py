@@ -5,7 +5,7 @@ answers 503 without Retry-After while it knows no engine; and it refuses connect
 owns the port and runs the router as its child, on an address inside the container:
 
 - a request for which there is no engine or no router waits WAIT_S, then gets 503 with Retry-After;
-- when all engines of a kind are dead, requests in flight get an error instead of silence;
+- when all engines of a kind are dead or hang, requests in flight get an error instead of silence;
 - a router that dies is started again, one that hangs is killed;
 - on SIGHUP the router is replaced once the requests in flight have ended;
 - on SIGTERM new requests get 503 with Retry-After, those in flight may finish.
@@ -43,8 +43,19 @@ LOOKS = 2
 # The router's own probes see an engine that accepts connections and does nothing more. Its verdict counts once it has
 # stood for so long that a busy moment is no explanation.
 VERDICT_S = 5.0
-# What a prefill that hangs has to come back before its requests are given up.
-PREFILL_S = 6.0
+# What a prefill that hangs has to come back before its requests are given up, from its last sign of life.
+PREFILL_S = 8.0
+# An engine shows that it lives by another load snapshot: its scheduler writes one with each prefill batch, with every
+# 15th decode step, and when idle at least once a second. Without one for ASK_S it is asked for a token, and hangs if
+# neither comes for SILENCE_S, the default of the variable ENGINE_SILENCE. One step of the scheduler must fit: a chunk
+# of 8192 tokens is about a second of arithmetic for four GPUs. With the looks' own time it must stay well below the
+# 15 s in which a client gets an error.
+ASK_S = 3.0
+SILENCE_S = 10.0
+# A look later than this after the one before it was the gate's own pause, which says nothing about engines.
+PAUSE_S = 3.0
+# SGLang gives its own probe up after 20 s.
+TOKEN_S = 20.0
 ROUTER_START_S = 30.0
 # So often in a row it takes a connection and says nothing within CONNECT_S.
 ROUTER_LOOKS = 3
@@ -71,14 +82,16 @@ class Settings:
         engines: address of each engine → how the router knows it (`url`, `worker_type`, `bootstrap_port`).
         max_payload: bytes of one request.
         grace_s: how long requests in flight may go on after SIGTERM or SIGHUP.
+        silence_s: how long an engine may show no sign of life.
     """
 
     engines: Mapping[str, Mapping[str, Any]]
     max_payload: int
     grace_s: float
+    silence_s: float = SILENCE_S
 
 
-def settings(arguments: Sequence[str]) -> Settings:
+def settings(arguments: Sequence[str], silence_s: float = SILENCE_S) -> Settings:
     """Read the router's arguments; those that the gate does not need are the router's to judge."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--prefill", nargs="+", action="append", default=[])
@@ -93,7 +106,7 @@ def settings(arguments: Sequence[str]) -> Settings:
         workers.append({"url": url, "worker_type": "prefill", **bootstrap})
     workers += [{"url": url, "worker_type": "decode"} for (url,) in known.decode]
     engines = {str(worker["url"]): worker for worker in workers}
-    return Settings(engines, known.max_payload_size, known.shutdown_grace_period_secs)
+    return Settings(engines, known.max_payload_size, known.shutdown_grace_period_secs, silence_s)
 
 
 @dataclass
@@ -103,21 +116,45 @@ class Engine:
     Attributes:
         failed: looks without a connection in a row.
         silent: the last of them got no answer at all, not even a refusal.
+        written: when its schedulers wrote the last load snapshots that were seen, by their clock.
+        quiet_s: for how long there has been no sign of life.
+        hangs: that is too long.
         sick_since: since when the router calls it unhealthy, None if it does not.
-        down_since: when it was last found dead or sick for too long, None while it is neither.
+        down_since: its last sign of life before it was found dead, hanging or sick for too long, None while it is
+            none of these.
     """
 
     kind: str
     failed: int = 0
     silent: bool = False
+    written: tuple[float, ...] = ()
+    quiet_s: float = 0.0
+    hangs: bool = False
     sick_since: float | None = None
     down_since: float | None = None
 
-    def judge(self, now: float) -> None:
+    def hear(self, written: tuple[float, ...], since_last: float) -> None:
+        """Take up a look at its load snapshots.
+
+        Args:
+            written: when they were written, one of each scheduler; empty if none could be had. Only that they change
+                counts: the wall clock may jump.
+            since_last: seconds since the look before.
+        """
+        moved = bool(written) and (
+            len(written) != len(self.written) or all(new != old for new, old in zip(written, self.written, strict=True))
+        )
+        if moved:
+            self.written, self.quiet_s = written, 0.0
+        else:
+            self.quiet_s += min(since_last, PAUSE_S)
+
+    def judge(self, now: float, silence_s: float) -> None:
         """Decide whether it is down, from the looks so far."""
         sick = self.sick_since is not None and now - self.sick_since >= VERDICT_S
-        if self.failed >= LOOKS or sick:
-            self.down_since = self.down_since or now
+        self.hangs = self.quiet_s >= silence_s
+        if self.failed >= LOOKS or self.hangs or sick:
+            self.down_since = self.down_since or now - self.quiet_s
         else:
             self.down_since = None
 
@@ -126,7 +163,7 @@ class Outage(NamedTuple):
     """No engine of a kind is left.
 
     Attributes:
-        since: when the last of them was found dead.
+        since: when the last of them showed its last sign of life.
         hanging: one of them keeps its connections and does nothing with them.
     """
 
@@ -156,7 +193,7 @@ def kinds_down(engines: Mapping[str, Engine]) -> dict[str, Outage]:
         alike = [engine for engine in engines.values() if engine.kind == kind]
         since = [engine.down_since for engine in alike if engine.down_since is not None]
         if len(since) == len(alike):
-            hanging = any(engine.silent or engine.sick_since is not None for engine in alike)
+            hanging = any(engine.silent or engine.hangs or engine.sick_since is not None for engine in alike)
             found[kind] = Outage(max(since), hanging)
     return found
 
@@ -174,6 +211,14 @@ def loss(request: Request, down: Mapping[str, Outage], now: float) -> str | None
     return None
 
 
+def snapshot_times(page: Any) -> tuple[float, ...]:
+    """When the snapshots on an engine's `/v1/loads` were written, in seconds of its clock; empty if it does not say."""
+    try:
+        return tuple(float(load["timestamp"]) for load in page["loads"])
+    except (KeyError, TypeError, ValueError):
+        return ()
+
+
 def unhealthy(metrics: str) -> set[str]:
     """The engines that the router itself calls unhealthy, from its metrics page."""
     return {address for address, value in _WORKER_HEALTH.findall(metrics) if float(value) == 0}
@@ -189,6 +234,7 @@ class Gate:
         drained: engines that get no new requests, by address.
         held: new requests wait.
         closing: new requests are refused.
+        asked: engines that have been asked for a token and have not answered yet.
     """
 
     settings: Settings
@@ -201,6 +247,7 @@ class Gate:
     held: bool = False
     closing: bool = False
     deaths: list[float] = field(default_factory=list[float])
+    asked: dict[str, "asyncio.Future[None]"] = field(default_factory=dict[str, "asyncio.Future[None]"])
     router: asyncio.subprocess.Process | None = None
     session: Any = None
 
@@ -313,10 +360,11 @@ class Gate:
     async def look(self) -> None:
         """Look at the engines for ever, and give up requests that have lost theirs."""
         self.engines = {url: Engine(str(worker["worker_type"])) for url, worker in self.settings.engines.items()}
-        hung = 0
+        hung, last = 0, time.monotonic()
         while True:
             began = time.monotonic()
-            await asyncio.gather(*(self._connect(url, engine) for url, engine in self.engines.items()))
+            since_last, last = began - last, began
+            await asyncio.gather(*(self._look_at(url, engine, since_last) for url, engine in self.engines.items()))
             await self._keep_drained()
             sick, hangs = await asyncio.gather(self._verdicts(), self._router_hangs())
             hung = hung + 1 if hangs else 0
@@ -326,12 +374,37 @@ class Gate:
             now = time.monotonic()
             for url, engine in self.engines.items():
                 engine.sick_since = (engine.sick_since or now) if url.rstrip("/") in sick else None
-                engine.judge(now)
+                engine.judge(now, self.settings.silence_s)
             down = kinds_down(self.engines)
             for flight in [*self.flying]:
                 if not flight.lost.done() and (reason := loss(flight, down, now)):
                     flight.lost.set_result(reason)
             await asyncio.sleep(max(0.0, LOOK_S - (time.monotonic() - began)))
+
+    async def _look_at(self, url: str, engine: Engine, since_last: float) -> None:
+        await self._connect(url, engine)
+        engine.hear(() if engine.failed else await self._snapshots(url), since_last)
+        if not engine.failed and engine.quiet_s >= ASK_S and url not in self.asked:
+            self.asked[url] = asyncio.ensure_future(self._ask(url, engine))
+
+    async def _snapshots(self, url: str) -> tuple[float, ...]:
+        limit = aiohttp.ClientTimeout(total=LOOK_CONNECT_S)
+        try:
+            async with self.session.get(f"{url}/v1/loads?include=core", timeout=limit) as page:
+                return snapshot_times(await page.json(content_type=None))
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return ()
+
+    async def _ask(self, url: str, engine: Engine) -> None:
+        """Let an engine generate a token, which it skips while it answers requests: the answer is a sign of life."""
+        try:
+            async with self.session.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=TOKEN_S)) as answer:
+                if answer.status == 200:
+                    engine.quiet_s = 0.0
+        except (aiohttp.ClientError, TimeoutError):
+            pass
+        finally:
+            self.asked.pop(url, None)
 
     async def _connect(self, url: str, engine: Engine) -> None:
         parts = urlsplit(url)
@@ -443,7 +516,7 @@ class Gate:
                 await self._admin("POST", "/workers", dict(self.settings.engines[url]))
             say(request.path.strip("/"), engine=url)
         engines = {
-            url: {"alive": engine.down_since is None, "drained": url in self.drained}
+            url: {"alive": engine.down_since is None, "hangs": engine.hangs, "drained": url in self.drained}
             for url, engine in self.engines.items()
         }
         known = await self._workers()
@@ -536,18 +609,19 @@ async def serve(gate: Gate, host: str, port: int) -> int:
         stopping = asyncio.ensure_future(stop.wait())
         done, _ = await asyncio.wait({keeping, looking, stopping}, return_when=asyncio.FIRST_COMPLETED)
         await gate.close()
-        for task in (looking, *tasks):
+        for task in (looking, *tasks, *gate.asked.values()):
             task.cancel()
         # A look that failed is a fault of ours: end, and be started again.
         return keeping.result() if keeping in done else int(looking in done)
 
 
-def run(arguments: Sequence[str], command: Sequence[str], host: str, port: int) -> int:
+def run(arguments: Sequence[str], command: Sequence[str], host: str, port: int, silence_s: float = SILENCE_S) -> int:
     """Run the gate in this process until it ends; returns the exit code.
 
     Args:
         arguments: the router's.
         command: starts the router on ROUTER_PORT.
         host, port: where clients reach the gate.
+        silence_s: how long an engine may show no sign of life.
     """
-    return asyncio.run(serve(Gate(settings(arguments), command), host, port))
+    return asyncio.run(serve(Gate(settings(arguments, silence_s), command), host, port))
