@@ -15,6 +15,7 @@ from deploy.image.build import ensure_image
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+CPU = 'profile = "cpu"\n[router]\nport = {port}\n'
 REPLICAS = """profile = "replicas"
 [model]
 path = "."
@@ -49,6 +50,23 @@ def second_name(image: str) -> Iterator[str]:
 def standin(folder: Path, image: str) -> Controller:
     program = [sys.executable, str(HERE / "controller.py")]
     return Controller(folder, program, REPLICAS, {"STANDIN_IMAGE": image})
+
+
+def real(folder: Path, *overrides: str) -> Controller:
+    """SGLang itself on the cpu profile, with further compose files of this folder."""
+    files = [str(HERE / name) for name in overrides] + list(filter(None, [os.environ.get("OVERRIDE")]))
+    program = [sys.executable, str(HERE / "override.py")]
+    return Controller(folder, program, CPU, {"OVERRIDE": ":".join(files)})
+
+
+def real_served(folder: Path, *overrides: str) -> Iterator[Controller]:
+    """The same, up until the generator is closed."""
+    made = real(folder, *overrides)
+    try:
+        made.must("up")
+        yield made
+    finally:
+        made.run("down")
 
 
 @pytest.fixture(scope="module")
