@@ -52,16 +52,11 @@ def standin(folder: Path, image: str) -> Controller:
     return Controller(folder, program, REPLICAS, {"STANDIN_IMAGE": image})
 
 
-def real(folder: Path, *overrides: str) -> Controller:
-    """SGLang itself on the cpu profile, with further compose files of this folder."""
-    files = [str(HERE / name) for name in overrides] + list(filter(None, [os.environ.get("OVERRIDE")]))
+def real(folder: Path, *overrides: Path, **variables: str) -> Iterator[Controller]:
+    """SGLang itself on the cpu profile with further compose files; it serves until the generator is closed."""
+    files = [*map(str, overrides), *filter(None, [os.environ.get("OVERRIDE")])]
     program = [sys.executable, str(HERE / "override.py")]
-    return Controller(folder, program, CPU, {"OVERRIDE": ":".join(files)})
-
-
-def real_served(folder: Path, *overrides: str) -> Iterator[Controller]:
-    """The same, up until the generator is closed."""
-    made = real(folder, *overrides)
+    made = Controller(folder, program, CPU, {"OVERRIDE": ":".join(files), **variables})
     try:
         made.must("up")
         yield made

@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from conftest import real_served
-from harness import PROMPTS, Controller, docker, note
+from conftest import real
+from harness import HERE, PROMPTS, Controller, docker, note
 from test_engines import STACK, answers, ask, text_of  # noqa: F401
 
 pytestmark = pytest.mark.long
@@ -15,7 +15,7 @@ HOLDER = "import socket, time; s = socket.create_server(('', 8998)); time.sleep(
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
-    yield from real_served(tmp_path_factory.mktemp("odd"), "surroundings.yaml")
+    yield from real(tmp_path_factory.mktemp("odd"), HERE / "surroundings.yaml")
 
 
 def test_engines_start_and_serve_with_a_full_cache_volume(
