@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from conftest import real
-from harness import HERE, PROMPTS, Controller, docker, load, note
-from test_engines import SETTLED_S, SLOW, STACK, ask, text_of
+from harness import HERE, PROMPTS, SLOW, Controller, docker, load, note
+from test_engines import SETTLED_S, STACK, ask, text_of
 
 HOUR = 3600
 # Where containers find the library and the offset.
@@ -92,6 +92,7 @@ def test_a_wall_clock_that_jumps_under_load_fails_no_request_and_restarts_nothin
         note("wall clock set forth and back by an hour, five times, with deploy watch", seen, None, "nothing", STACK)
 
 
+@pytest.mark.long
 def test_a_state_that_was_written_in_the_future_is_worked_with(clock: Clock, fresh: Controller) -> None:
     fresh.variables |= clock.variables
     text = fresh.spec.read_text()
