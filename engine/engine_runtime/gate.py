@@ -5,7 +5,8 @@ answers 503 without Retry-After while it knows no engine; and it refuses connect
 owns the port and runs the router as its child, on an address inside the container:
 
 - a request for which there is no engine or no router waits WAIT_S, then gets 503 with Retry-After;
-- when all engines of a kind are dead or hang, requests in flight get an error instead of silence;
+- when all engines of a kind are dead or hang, requests in flight get an error instead of silence; when one of several
+  hangs, those that it has;
 - a router that dies is started again, one that hangs is killed;
 - on SIGHUP the router is replaced once the requests in flight have ended;
 - on SIGTERM new requests get 503 with Retry-After, those in flight may finish.
@@ -21,7 +22,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -67,7 +68,9 @@ HOP_BY_HOP = frozenset(
         *("transfer-encoding", "upgrade"),
     }
 )
-_WORKER_HEALTH = re.compile(r'^smg_worker_health\{[^}]*worker="([^"]+)"[^}]*\} ([0-9.]+)$', re.MULTILINE)
+_WORKER = r'\{[^}]*worker="([^"]+)"[^}]*\} ([0-9.]+)$'
+_WORKER_HEALTH = re.compile(f"^smg_worker_health{_WORKER}", re.MULTILINE)
+_WORKER_REQUESTS = re.compile(f"^smg_worker_requests_active{_WORKER}", re.MULTILINE)
 
 
 class Lost(Exception):
@@ -177,11 +180,13 @@ class Request:
 
     Attributes:
         begun: when it arrived.
+        heard: when the last of its answer came; before that, when it was handed to the router.
         lost: set with the reason once it cannot be answered any more.
         answering: the head of the answer has been sent.
     """
 
     begun: float
+    heard: float
     lost: "asyncio.Future[str]"
     answering: bool = False
 
@@ -211,6 +216,23 @@ def loss(request: Request, down: Mapping[str, Outage], now: float) -> str | None
     return None
 
 
+def stranded(
+    flying: Collection[Request], hanging: Collection[str], held: Mapping[str, int], now: float, silence_s: float
+) -> list[Request]:
+    """The requests that engines which hang have, while others of their kind serve.
+
+    Nobody says which request is where, only how many each engine has. So these are all that have been silent for as
+    long as an engine may be, and none if they are more than the engines have: then some may only take long elsewhere.
+
+    Args:
+        hanging: addresses of the engines that hang.
+        held: how many requests the router has sent to each engine and not got back, by address.
+        silence_s: as in Settings.
+    """
+    silent = [request for request in flying if now - request.heard >= silence_s]
+    return silent if len(silent) <= sum(held.get(url.rstrip("/"), 0) for url in hanging) else []
+
+
 def snapshot_times(page: Any) -> tuple[float, ...]:
     """When the snapshots on an engine's `/v1/loads` were written, in seconds of its clock; empty if it does not say."""
     try:
@@ -221,7 +243,12 @@ def snapshot_times(page: Any) -> tuple[float, ...]:
 
 def unhealthy(metrics: str) -> set[str]:
     """The engines that the router itself calls unhealthy, from its metrics page."""
-    return {address for address, value in _WORKER_HEALTH.findall(metrics) if float(value) == 0}
+    return {address.rstrip("/") for address, value in _WORKER_HEALTH.findall(metrics) if float(value) == 0}
+
+
+def requests_held(metrics: str) -> dict[str, int]:
+    """How many requests each engine has, from the router's metrics page."""
+    return {address.rstrip("/"): int(float(value)) for address, value in _WORKER_REQUESTS.findall(metrics)}
 
 
 @dataclass
@@ -258,7 +285,8 @@ class Gate:
         if self.closing:
             return refusal("the router is being stopped")
         body = await request.read()
-        flight = Request(time.monotonic(), asyncio.get_running_loop().create_future())
+        now = time.monotonic()
+        flight = Request(now, now, asyncio.get_running_loop().create_future())
         answer: list[web.StreamResponse] = []
         passing = asyncio.ensure_future(self._pass(request, body, flight, answer))
         try:
@@ -288,6 +316,7 @@ class Gate:
                     return refusal(obstacle)
                 continue
             self.flying.add(flight)
+            flight.heard = time.monotonic()
             try:
                 async with self.session.request(
                     request.method,
@@ -337,6 +366,7 @@ class Gate:
         answer.append(response)
         flight.answering = True
         async for piece in upstream.content.iter_any():
+            flight.heard = time.monotonic()
             await response.write(piece)
         await response.write_eof()
         return response
@@ -366,7 +396,8 @@ class Gate:
             since_last, last = began - last, began
             await asyncio.gather(*(self._look_at(url, engine, since_last) for url, engine in self.engines.items()))
             await self._keep_drained()
-            sick, hangs = await asyncio.gather(self._verdicts(), self._router_hangs())
+            metrics, hangs = await asyncio.gather(self._router_metrics(), self._router_hangs())
+            sick = unhealthy(metrics)
             hung = hung + 1 if hangs else 0
             if hung >= ROUTER_LOOKS and self.router and self.router.returncode is None:
                 say("router_hangs")
@@ -379,6 +410,10 @@ class Gate:
             for flight in [*self.flying]:
                 if not flight.lost.done() and (reason := loss(flight, down, now)):
                     flight.lost.set_result(reason)
+            hanging = [url for url, engine in self.engines.items() if engine.hangs]
+            for flight in stranded(self.flying, hanging, requests_held(metrics), now, self.settings.silence_s):
+                if not flight.lost.done():
+                    flight.lost.set_result("the engine that has this request hangs")
             await asyncio.sleep(max(0.0, LOOK_S - (time.monotonic() - began)))
 
     async def _look_at(self, url: str, engine: Engine, since_last: float) -> None:
@@ -419,13 +454,13 @@ class Gate:
             engine.failed, engine.silent = 0, False
             writer.close()
 
-    async def _verdicts(self) -> set[str]:
+    async def _router_metrics(self) -> str:
         try:
             limit = aiohttp.ClientTimeout(total=CONNECT_S)
             async with self.session.get(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=limit) as page:
-                return {address.rstrip("/") for address in unhealthy(await page.text())}
+                return await page.text()
         except (aiohttp.ClientError, TimeoutError):
-            return set()
+            return ""
 
     # ---- the router
 

@@ -32,8 +32,10 @@ from engine_runtime.gate import (
     Request,
     kinds_down,
     loss,
+    requests_held,
     settings,
     snapshot_times,
+    stranded,
     unhealthy,
 )
 from hypothesis import given
@@ -372,6 +374,24 @@ def test_the_engines_are_those_of_the_routers_arguments() -> None:
 def test_the_routers_verdict_is_read_from_its_metrics() -> None:
     page = 'smg_worker_health{worker="http://a:1"} 1\nsmg_worker_health{worker="http://b:1"} 0\n# x\n'
     assert unhealthy(page) == {"http://b:1"}
+    page = 'smg_worker_requests_active{worker="http://a:1/"} 3\nsmg_worker_requests_active{worker="http://b:1"} 0\n'
+    assert requests_held(page) == {"http://a:1": 3, "http://b:1": 0}
+
+
+@given(st.lists(st.floats(0, 40), max_size=8), st.integers(0, 8), st.integers(0, 8))
+def test_what_an_engine_of_several_has_that_hangs_is_given_up_and_nothing_that_may_be_elsewhere(
+    silent_for: list[float], hanging_has: int, other_has: int
+) -> None:
+    async def requests() -> list[Request]:
+        future = asyncio.get_running_loop().create_future
+        return [Request(0.0, 100.0 - silence, future()) for silence in silent_for]
+
+    flying = asyncio.run(requests())
+    held = {"http://a:1": hanging_has, "http://b:1": other_has}
+    found = stranded(flying, ["http://a:1/"], held, 100.0, SILENCE_S)
+    silent = [request for request in flying if 100.0 - request.heard >= SILENCE_S]
+    assert found == (silent if len(silent) <= hanging_has else [])
+    assert stranded(flying, [], held, 100.0, SILENCE_S) == []
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=20))
@@ -436,9 +456,9 @@ def test_a_prefill_that_hangs_takes_what_has_got_no_answer_and_a_dead_one_nothin
 
     future = asyncio.run(lost())
     hanging, late = {"prefill": Outage(10.0, True)}, 10.0 + PREFILL_S + 1
-    assert loss(Request(9.0, future), hanging, 12.0) is None
-    assert loss(Request(9.0, future), hanging, late)
-    assert loss(Request(9.0, future, answering=True), hanging, late) is None
-    assert loss(Request(late - 1, future), hanging, late) is None
-    assert loss(Request(9.0, future), {"prefill": Outage(10.0, False)}, late) is None
-    assert loss(Request(9.0, future, answering=True), {"decode": Outage(10.0, False)}, 10.0)
+    assert loss(Request(9.0, 9.0, future), hanging, 12.0) is None
+    assert loss(Request(9.0, 9.0, future), hanging, late)
+    assert loss(Request(9.0, 9.0, future, answering=True), hanging, late) is None
+    assert loss(Request(late - 1, late - 1, future), hanging, late) is None
+    assert loss(Request(9.0, 9.0, future), {"prefill": Outage(10.0, False)}, late) is None
+    assert loss(Request(9.0, 9.0, future, answering=True), {"decode": Outage(10.0, False)}, 10.0)
