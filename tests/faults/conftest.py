@@ -15,7 +15,9 @@ from deploy.image.build import ensure_image
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-CPU = 'profile = "cpu"\n[router]\nport = {port}\n'
+# Longer than what a test blocks for a while, shorter than the default, so that another sees its end.
+WAITING_S = 60
+CPU = 'profile = "cpu"\n[router]\nport = {port}\n[variables]\n' + f'WAITING_TIMEOUT = "{WAITING_S}"\n'
 REPLICAS = """profile = "replicas"
 [model]
 path = "."

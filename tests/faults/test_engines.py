@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import real
+from conftest import WAITING_S, real
 from harness import PATIENCE_S, PROMPTS, SLOW, Controller, docker, load, note
 
 pytestmark = pytest.mark.long
@@ -22,7 +22,7 @@ STACK = "SGLang on CPU"
 TOKENS = 20
 # What must hold.
 SETTLED_S, SERVICE_S = 15.0, 60.0
-OBSERVED_S = 300.0 * SLOW
+OBSERVED_S = 600.0
 
 
 def ask(url: str, prompt: str, tokens: int = TOKENS) -> httpx.Response:
@@ -177,15 +177,51 @@ def address(controller: Controller, service: str) -> str:
     return next(ip for name, ip in found.items() if name.endswith("_engines"))
 
 
-def test_blocked_ports_between_the_roles(served: Controller, answers: dict[str, str]) -> None:
-    """KV cache and its control messages: what prefill sends to decode, but for its HTTP servers' answers."""
-    rule = ["OUTPUT", "-d", address(served, "decode"), "-p", "tcp"]
+def barrier(controller: Controller) -> tuple[list[str], list[str]]:
+    """Orders that block KV cache and its control messages, and that let them through again.
+
+    It is what prefill sends to decode, but for its HTTP servers' answers.
+    """
+    rule = ["OUTPUT", "-d", address(controller, "decode"), "-p", "tcp"]
     rule += ["-m", "multiport", "!", "--sports", "30000,8998", "-j", "DROP"]
-    enter = ["nsenter", "-t", str(served.pid("prefill")), "-n", "iptables"]
+    enter = ["nsenter", "-t", str(controller.pid("prefill")), "-n", "iptables"]
+    return [*enter, "-A", *rule], [*enter, "-D", *rule]
+
+
+def test_ports_between_the_roles_that_stay_blocked(served: Controller, answers: dict[str, str]) -> None:
+    """Nobody is dead, so the limit is WAITING_TIMEOUT, here shorter than its default."""
+    well(served.url)
+    closing, opening = barrier(served)
+    subprocess.run(closing, check=True)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            begun = time.monotonic()
+            asked = [pool.submit(ask, served.url, prompt) for prompt in PROMPTS[:4]]
+            statuses = {answer.result().status_code for answer in asked}
+            seconds = time.monotonic() - begun
+    finally:
+        subprocess.run(opening, check=True)
+    begun = time.monotonic()
+    well(served.url)
+    back = time.monotonic() - begun
+    shown = ", ".join(map(str, sorted(statuses)))
+    seen = f"{shown} after {seconds:.0f} s; once they are open, the next answer after {back:.0f} s"
+    note(f"ports of the KV transfer blocked for good, WAITING_TIMEOUT={WAITING_S}", seen, None, "what waited", STACK)
+    assert 200 not in statuses
+    assert seconds < (WAITING_S + SETTLED_S) * SLOW, seen
+    deadline = time.monotonic() + PATIENCE_S
+    while left := used(served):
+        assert time.monotonic() < deadline, f"{left} tokens of the KV pools are still in use"
+        time.sleep(1)
+    assert {prompt: text_of(ask(served.url, prompt)) for prompt in PROMPTS} == answers
+
+
+def test_blocked_ports_between_the_roles(served: Controller, answers: dict[str, str]) -> None:
+    closing, opening = barrier(served)
 
     def block() -> None:
-        subprocess.run([*enter, "-A", *rule], check=True)
-        threading.Timer(20, lambda: subprocess.run([*enter, "-D", *rule], check=True)).start()
+        subprocess.run(closing, check=True)
+        threading.Timer(20, lambda: subprocess.run(opening, check=True)).start()
 
     seen = observe(served.url, answers, block)
     note("ports of the KV transfer blocked for 20 s", seen.words(), seen.service(), "nothing", STACK)
