@@ -120,8 +120,9 @@ class Engine:
         failed: looks without a connection in a row.
         silent: the last of them got no answer at all, not even a refusal.
         written: when its schedulers wrote the last load snapshots that were seen, by their clock.
-        quiet_s: for how long there has been no sign of life.
-        hangs: that is too long.
+        lived: it has shown a sign of life since this process began.
+        quiet_s: for how long there has been none.
+        hangs: that is too long. Not for one that never lived: it may be starting, or be none that the gate can ask.
         sick_since: since when the router calls it unhealthy, None if it does not.
         down_since: its last sign of life before it was found dead, hanging or sick for too long, None while it is
             none of these.
@@ -131,6 +132,7 @@ class Engine:
     failed: int = 0
     silent: bool = False
     written: tuple[float, ...] = ()
+    lived: bool = False
     quiet_s: float = 0.0
     hangs: bool = False
     sick_since: float | None = None
@@ -148,14 +150,19 @@ class Engine:
             len(written) != len(self.written) or all(new != old for new, old in zip(written, self.written, strict=True))
         )
         if moved:
-            self.written, self.quiet_s = written, 0.0
+            self.written = written
+            self.live()
         else:
             self.quiet_s += min(since_last, PAUSE_S)
+
+    def live(self) -> None:
+        """Take up a sign of life."""
+        self.lived, self.quiet_s = True, 0.0
 
     def judge(self, now: float, silence_s: float) -> None:
         """Decide whether it is down, from the looks so far."""
         sick = self.sick_since is not None and now - self.sick_since >= VERDICT_S
-        self.hangs = self.quiet_s >= silence_s
+        self.hangs = self.lived and self.quiet_s >= silence_s
         if self.failed >= LOOKS or self.hangs or sick:
             self.down_since = self.down_since or now - self.quiet_s
         else:
@@ -425,7 +432,7 @@ class Gate:
     async def _snapshots(self, url: str) -> tuple[float, ...]:
         limit = aiohttp.ClientTimeout(total=LOOK_CONNECT_S)
         try:
-            async with self.session.get(f"{url}/v1/loads?include=core", timeout=limit) as page:
+            async with self.session.get(f"{url.rstrip('/')}/v1/loads?include=core", timeout=limit) as page:
                 return snapshot_times(await page.json(content_type=None))
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return ()
@@ -433,9 +440,11 @@ class Gate:
     async def _ask(self, url: str, engine: Engine) -> None:
         """Let an engine generate a token, which it skips while it answers requests: the answer is a sign of life."""
         try:
-            async with self.session.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=TOKEN_S)) as answer:
+            async with self.session.get(
+                f"{url.rstrip('/')}/health", timeout=aiohttp.ClientTimeout(total=TOKEN_S)
+            ) as answer:
                 if answer.status == 200:
-                    engine.quiet_s = 0.0
+                    engine.live()
         except (aiohttp.ClientError, TimeoutError):
             pass
         finally:
