@@ -412,7 +412,10 @@ class Gate:
             now = time.monotonic()
             for url, engine in self.engines.items():
                 engine.sick_since = (engine.sick_since or now) if url.rstrip("/") in sick else None
+                hung_before = engine.hangs
                 engine.judge(now, self.settings.silence_s)
+                if engine.hangs != hung_before:
+                    say("engine_hangs" if engine.hangs else "engine_lives", engine=url)
             down = kinds_down(self.engines)
             for flight in [*self.flying]:
                 if not flight.lost.done() and (reason := loss(flight, down, now)):
