@@ -41,6 +41,7 @@ class View:
         waiting: requests that wait for an engine.
         drained: roles that get no new requests.
         routed: roles that the router sends requests to.
+        hanging: roles that have shown no sign of life for too long.
         replacing: the router is being replaced.
     """
 
@@ -48,6 +49,7 @@ class View:
     waiting: int
     drained: frozenset[str]
     routed: frozenset[str]
+    hanging: frozenset[str]
     replacing: bool
 
 
@@ -64,6 +66,8 @@ def view(stack: Stack) -> View:
         waiting=int(found["waiting"]),
         drained=frozenset(_role(url) for url, engine in engines.items() if engine["drained"]),
         routed=frozenset(_role(url) for url in found["router_knows"]),
+        # A gate of an image before this one does not say.
+        hanging=frozenset(_role(url) for url, engine in engines.items() if engine.get("hangs")),
         replacing=bool(found["replacing"]),
     )
 

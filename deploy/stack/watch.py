@@ -33,8 +33,10 @@ Remedy = Literal["none", "restart", "replace router", "stop", "start"]
 # shorter window would never see a loop.
 LOOP = 4
 LOOP_WINDOW_S = 3600.0
-# A healthy engine that the router does not use, one that does not answer our probe either, a container that has ended,
-# an idle engine that holds KV cache: for how long that may be.
+# An engine that hangs as the gate sees it, a healthy one that the router does not use, one that does not answer our
+# probe either, a container that has ended, an idle engine that holds KV cache: for how long that may be. The gate waits
+# for ENGINE_SILENCE before it says so: 10 s, together the 20 s after which SGLang itself calls a scheduler stuck.
+HANGING_S = 10.0
 UNROUTED_S = 60.0
 SILENT_S = 30.0
 ENDED_S = 30.0
@@ -50,6 +52,7 @@ class Seen:
     Attributes:
         routed: the router sends it requests; None if that is not known or not wanted.
         answers: an engine that the router does not use, our own probe; the router, its gate. None if nobody asked.
+        hanging: an engine that shows the gate no sign of life.
         requests: it has in work; None if it does not say.
         used_tokens: of its KV pool.
     """
@@ -61,6 +64,7 @@ class Seen:
     container: str
     routed: bool | None = None
     answers: bool | None = None
+    hanging: bool = False
     requests: int | None = None
     used_tokens: int = 0
 
@@ -103,10 +107,13 @@ def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
         died = role.restarts - memory.restarts.setdefault(role.container, role.restarts)
         memory.restarts[role.container] = role.restarts
         serving = role.status == "running" and role.health == "healthy"
-        # Docker's probes are slow to give an engine up. Where the router's and ours fail too there is no need to wait.
-        silent = serving and role.routed is False and role.answers is False
+        # Docker's probes are slow to give an engine up. Where the gate, or the router's and ours, see more there is no
+        # need to wait.
+        hanging = serving and role.hanging
+        silent = serving and not hanging and role.routed is False and role.answers is False
         # Unhealthy is a router without its engines too. What is wrong with the router itself its gate mends.
         stuck = role.status == "running" and role.health == "unhealthy" and not (role.role == ROUTER and role.answers)
+        stuck = _lasts(memory, role.role, "hanging", hanging, now, HANGING_S) or stuck
         stuck = _lasts(memory, role.role, "silent", silent, now, SILENT_S) or stuck
         # Docker starts nothing that has ended when it comes back after having been killed.
         over = role.status == "exited" and role.container not in memory.given_up
@@ -120,7 +127,7 @@ def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
                 Incident(role.role, "stopped", f"it ended or stuck {len(ends)} times in {minutes:.0f} minutes", "stop")
             )
         elif stuck:
-            what = "it does not answer" if silent else "its health check fails"
+            what = "it does not answer" if silent or hanging else "its health check fails"
             found.append(Incident(role.role, "stuck", what, "restart"))
         elif ended:
             found.append(Incident(role.role, "left", "it has ended and nobody has started it again", "start"))
@@ -128,7 +135,7 @@ def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
             found.append(Incident(role.role, "died", "it ended, and Docker started it again", "none"))
         if role.container in memory.given_up:
             continue
-        unrouted = serving and role.routed is False and not silent
+        unrouted = serving and role.routed is False and not silent and not hanging
         if _lasts(memory, role.role, "unrouted", unrouted, now, UNROUTED_S):
             found.append(
                 Incident(role.role, "unrouted", "it is healthy and the router does not use it", "replace router")
@@ -212,8 +219,9 @@ def look(stack: Stack) -> list[Seen]:
 def _seen(stack: Stack, state: RoleState, view: gate.View | None) -> Seen:
     routed: bool | None = None
     answers = view is not None if state.role == ROUTER else None
+    hanging = view is not None and state.role in view.hanging
     requests, used = None, 0
-    if state.role in ALL_ENGINES and state.serving:
+    if state.role in ALL_ENGINES and state.serving and not hanging:
         if view and not view.replacing and state.role not in view.drained:
             routed = state.role in view.routed
             answers = routed or stack.probe(state)
@@ -223,7 +231,16 @@ def _seen(stack: Stack, state: RoleState, view: gate.View | None) -> Seen:
         except (DeployError, ValueError):
             pass
     return Seen(
-        state.role, state.status, state.health, state.restarts, state.container, routed, answers, requests, used
+        state.role,
+        state.status,
+        state.health,
+        state.restarts,
+        state.container,
+        routed,
+        answers,
+        hanging,
+        requests,
+        used,
     )
 
 
@@ -236,7 +253,7 @@ def _remedy(stack: Stack, incident: Incident) -> None:
         match incident.remedy:
             case "restart":
                 # It is stuck: there is nothing to wait for.
-                docker.container.restart(container, time=5)
+                docker.container.restart(container, time=1)
             case "start":
                 docker.container.start(container)
             case "stop":

@@ -5,7 +5,8 @@ answers 503 without Retry-After while it knows no engine; and it refuses connect
 owns the port and runs the router as its child, on an address inside the container:
 
 - a request for which there is no engine or no router waits WAIT_S, then gets 503 with Retry-After;
-- when all engines of a kind are dead, requests in flight get an error instead of silence;
+- when all engines of a kind are dead or hang, requests in flight get an error instead of silence; when one of several
+  hangs, those that it has;
 - a router that dies is started again, one that hangs is killed;
 - on SIGHUP the router is replaced once the requests in flight have ended;
 - on SIGTERM new requests get 503 with Retry-After, those in flight may finish.
@@ -21,7 +22,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -43,8 +44,19 @@ LOOKS = 2
 # The router's own probes see an engine that accepts connections and does nothing more. Its verdict counts once it has
 # stood for so long that a busy moment is no explanation.
 VERDICT_S = 5.0
-# What a prefill that hangs has to come back before its requests are given up.
-PREFILL_S = 6.0
+# What a prefill that hangs has to come back before its requests are given up, from its last sign of life.
+PREFILL_S = 8.0
+# An engine shows that it lives by another load snapshot: its scheduler writes one with each prefill batch, with every
+# 15th decode step, and when idle at least once a second. Without one for ASK_S it is asked for a token, and hangs if
+# neither comes for SILENCE_S, the default of the variable ENGINE_SILENCE. One step of the scheduler must fit: a chunk
+# of 8192 tokens is about a second of arithmetic for four GPUs. With the looks' own time it must stay well below the
+# 15 s in which a client gets an error.
+ASK_S = 3.0
+SILENCE_S = 10.0
+# A look later than this after the one before it was the gate's own pause, which says nothing about engines.
+PAUSE_S = 3.0
+# SGLang gives its own probe up after 20 s.
+TOKEN_S = 20.0
 ROUTER_START_S = 30.0
 # So often in a row it takes a connection and says nothing within CONNECT_S.
 ROUTER_LOOKS = 3
@@ -56,7 +68,9 @@ HOP_BY_HOP = frozenset(
         *("transfer-encoding", "upgrade"),
     }
 )
-_WORKER_HEALTH = re.compile(r'^smg_worker_health\{[^}]*worker="([^"]+)"[^}]*\} ([0-9.]+)$', re.MULTILINE)
+_WORKER = r'\{[^}]*worker="([^"]+)"[^}]*\} ([0-9.]+)$'
+_WORKER_HEALTH = re.compile(f"^smg_worker_health{_WORKER}", re.MULTILINE)
+_WORKER_REQUESTS = re.compile(f"^smg_worker_requests_active{_WORKER}", re.MULTILINE)
 
 
 class Lost(Exception):
@@ -71,14 +85,16 @@ class Settings:
         engines: address of each engine → how the router knows it (`url`, `worker_type`, `bootstrap_port`).
         max_payload: bytes of one request.
         grace_s: how long requests in flight may go on after SIGTERM or SIGHUP.
+        silence_s: how long an engine may show no sign of life.
     """
 
     engines: Mapping[str, Mapping[str, Any]]
     max_payload: int
     grace_s: float
+    silence_s: float = SILENCE_S
 
 
-def settings(arguments: Sequence[str]) -> Settings:
+def settings(arguments: Sequence[str], silence_s: float = SILENCE_S) -> Settings:
     """Read the router's arguments; those that the gate does not need are the router's to judge."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--prefill", nargs="+", action="append", default=[])
@@ -93,7 +109,7 @@ def settings(arguments: Sequence[str]) -> Settings:
         workers.append({"url": url, "worker_type": "prefill", **bootstrap})
     workers += [{"url": url, "worker_type": "decode"} for (url,) in known.decode]
     engines = {str(worker["url"]): worker for worker in workers}
-    return Settings(engines, known.max_payload_size, known.shutdown_grace_period_secs)
+    return Settings(engines, known.max_payload_size, known.shutdown_grace_period_secs, silence_s)
 
 
 @dataclass
@@ -103,21 +119,52 @@ class Engine:
     Attributes:
         failed: looks without a connection in a row.
         silent: the last of them got no answer at all, not even a refusal.
+        written: when its schedulers wrote the last load snapshots that were seen, by their clock.
+        lived: it has shown a sign of life since this process began.
+        quiet_s: for how long there has been none.
+        hangs: that is too long. Not for one that never lived: it may be starting, or be none that the gate can ask.
         sick_since: since when the router calls it unhealthy, None if it does not.
-        down_since: when it was last found dead or sick for too long, None while it is neither.
+        down_since: its last sign of life before it was found dead, hanging or sick for too long, None while it is
+            none of these.
     """
 
     kind: str
     failed: int = 0
     silent: bool = False
+    written: tuple[float, ...] = ()
+    lived: bool = False
+    quiet_s: float = 0.0
+    hangs: bool = False
     sick_since: float | None = None
     down_since: float | None = None
 
-    def judge(self, now: float) -> None:
+    def hear(self, written: tuple[float, ...], since_last: float) -> None:
+        """Take up a look at its load snapshots.
+
+        Args:
+            written: when they were written, one of each scheduler; empty if none could be had. Only that they change
+                counts: the wall clock may jump.
+            since_last: seconds since the look before.
+        """
+        moved = bool(written) and (
+            len(written) != len(self.written) or all(new != old for new, old in zip(written, self.written, strict=True))
+        )
+        if moved:
+            self.written = written
+            self.live()
+        else:
+            self.quiet_s += min(since_last, PAUSE_S)
+
+    def live(self) -> None:
+        """Take up a sign of life."""
+        self.lived, self.quiet_s = True, 0.0
+
+    def judge(self, now: float, silence_s: float) -> None:
         """Decide whether it is down, from the looks so far."""
         sick = self.sick_since is not None and now - self.sick_since >= VERDICT_S
-        if self.failed >= LOOKS or sick:
-            self.down_since = self.down_since or now
+        self.hangs = self.lived and self.quiet_s >= silence_s
+        if self.failed >= LOOKS or self.hangs or sick:
+            self.down_since = self.down_since or now - self.quiet_s
         else:
             self.down_since = None
 
@@ -126,7 +173,7 @@ class Outage(NamedTuple):
     """No engine of a kind is left.
 
     Attributes:
-        since: when the last of them was found dead.
+        since: when the last of them showed its last sign of life.
         hanging: one of them keeps its connections and does nothing with them.
     """
 
@@ -140,11 +187,13 @@ class Request:
 
     Attributes:
         begun: when it arrived.
+        heard: when the last of its answer came; before that, when it was handed to the router.
         lost: set with the reason once it cannot be answered any more.
         answering: the head of the answer has been sent.
     """
 
     begun: float
+    heard: float
     lost: "asyncio.Future[str]"
     answering: bool = False
 
@@ -156,7 +205,7 @@ def kinds_down(engines: Mapping[str, Engine]) -> dict[str, Outage]:
         alike = [engine for engine in engines.values() if engine.kind == kind]
         since = [engine.down_since for engine in alike if engine.down_since is not None]
         if len(since) == len(alike):
-            hanging = any(engine.silent or engine.sick_since is not None for engine in alike)
+            hanging = any(engine.silent or engine.hangs or engine.sick_since is not None for engine in alike)
             found[kind] = Outage(max(since), hanging)
     return found
 
@@ -174,9 +223,39 @@ def loss(request: Request, down: Mapping[str, Outage], now: float) -> str | None
     return None
 
 
+def stranded(
+    flying: Collection[Request], hanging: Collection[str], held: Mapping[str, int], now: float, silence_s: float
+) -> list[Request]:
+    """The requests that engines which hang have, while others of their kind serve.
+
+    Nobody says which request is where, only how many each engine has. So these are all that have been silent for as
+    long as an engine may be, and none if they are more than the engines have: then some may only take long elsewhere.
+
+    Args:
+        hanging: addresses of the engines that hang.
+        held: how many requests the router has sent to each engine and not got back, by address.
+        silence_s: as in Settings.
+    """
+    silent = [request for request in flying if now - request.heard >= silence_s]
+    return silent if len(silent) <= sum(held.get(url.rstrip("/"), 0) for url in hanging) else []
+
+
+def snapshot_times(page: Any) -> tuple[float, ...]:
+    """When the snapshots on an engine's `/v1/loads` were written, in seconds of its clock; empty if it does not say."""
+    try:
+        return tuple(float(load["timestamp"]) for load in page["loads"])
+    except (KeyError, TypeError, ValueError):
+        return ()
+
+
 def unhealthy(metrics: str) -> set[str]:
     """The engines that the router itself calls unhealthy, from its metrics page."""
-    return {address for address, value in _WORKER_HEALTH.findall(metrics) if float(value) == 0}
+    return {address.rstrip("/") for address, value in _WORKER_HEALTH.findall(metrics) if float(value) == 0}
+
+
+def requests_held(metrics: str) -> dict[str, int]:
+    """How many requests each engine has, from the router's metrics page."""
+    return {address.rstrip("/"): int(float(value)) for address, value in _WORKER_REQUESTS.findall(metrics)}
 
 
 @dataclass
@@ -189,6 +268,7 @@ class Gate:
         drained: engines that get no new requests, by address.
         held: new requests wait.
         closing: new requests are refused.
+        asked: engines that have been asked for a token and have not answered yet.
     """
 
     settings: Settings
@@ -201,6 +281,7 @@ class Gate:
     held: bool = False
     closing: bool = False
     deaths: list[float] = field(default_factory=list[float])
+    asked: dict[str, "asyncio.Future[None]"] = field(default_factory=dict[str, "asyncio.Future[None]"])
     router: asyncio.subprocess.Process | None = None
     session: Any = None
 
@@ -211,7 +292,8 @@ class Gate:
         if self.closing:
             return refusal("the router is being stopped")
         body = await request.read()
-        flight = Request(time.monotonic(), asyncio.get_running_loop().create_future())
+        now = time.monotonic()
+        flight = Request(now, now, asyncio.get_running_loop().create_future())
         answer: list[web.StreamResponse] = []
         passing = asyncio.ensure_future(self._pass(request, body, flight, answer))
         try:
@@ -241,6 +323,7 @@ class Gate:
                     return refusal(obstacle)
                 continue
             self.flying.add(flight)
+            flight.heard = time.monotonic()
             try:
                 async with self.session.request(
                     request.method,
@@ -290,6 +373,7 @@ class Gate:
         answer.append(response)
         flight.answering = True
         async for piece in upstream.content.iter_any():
+            flight.heard = time.monotonic()
             await response.write(piece)
         await response.write_eof()
         return response
@@ -313,12 +397,14 @@ class Gate:
     async def look(self) -> None:
         """Look at the engines for ever, and give up requests that have lost theirs."""
         self.engines = {url: Engine(str(worker["worker_type"])) for url, worker in self.settings.engines.items()}
-        hung = 0
+        hung, last = 0, time.monotonic()
         while True:
             began = time.monotonic()
-            await asyncio.gather(*(self._connect(url, engine) for url, engine in self.engines.items()))
+            since_last, last = began - last, began
+            await asyncio.gather(*(self._look_at(url, engine, since_last) for url, engine in self.engines.items()))
             await self._keep_drained()
-            sick, hangs = await asyncio.gather(self._verdicts(), self._router_hangs())
+            metrics, hangs = await asyncio.gather(self._router_metrics(), self._router_hangs())
+            sick = unhealthy(metrics)
             hung = hung + 1 if hangs else 0
             if hung >= ROUTER_LOOKS and self.router and self.router.returncode is None:
                 say("router_hangs")
@@ -326,12 +412,46 @@ class Gate:
             now = time.monotonic()
             for url, engine in self.engines.items():
                 engine.sick_since = (engine.sick_since or now) if url.rstrip("/") in sick else None
-                engine.judge(now)
+                hung_before = engine.hangs
+                engine.judge(now, self.settings.silence_s)
+                if engine.hangs != hung_before:
+                    say("engine_hangs" if engine.hangs else "engine_lives", engine=url)
             down = kinds_down(self.engines)
             for flight in [*self.flying]:
                 if not flight.lost.done() and (reason := loss(flight, down, now)):
                     flight.lost.set_result(reason)
+            hanging = [url for url, engine in self.engines.items() if engine.hangs]
+            for flight in stranded(self.flying, hanging, requests_held(metrics), now, self.settings.silence_s):
+                if not flight.lost.done():
+                    flight.lost.set_result("the engine that has this request hangs")
             await asyncio.sleep(max(0.0, LOOK_S - (time.monotonic() - began)))
+
+    async def _look_at(self, url: str, engine: Engine, since_last: float) -> None:
+        await self._connect(url, engine)
+        engine.hear(() if engine.failed else await self._snapshots(url), since_last)
+        if not engine.failed and engine.quiet_s >= ASK_S and url not in self.asked:
+            self.asked[url] = asyncio.ensure_future(self._ask(url, engine))
+
+    async def _snapshots(self, url: str) -> tuple[float, ...]:
+        limit = aiohttp.ClientTimeout(total=LOOK_CONNECT_S)
+        try:
+            async with self.session.get(f"{url.rstrip('/')}/v1/loads?include=core", timeout=limit) as page:
+                return snapshot_times(await page.json(content_type=None))
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return ()
+
+    async def _ask(self, url: str, engine: Engine) -> None:
+        """Let an engine generate a token, which it skips while it answers requests: the answer is a sign of life."""
+        try:
+            async with self.session.get(
+                f"{url.rstrip('/')}/health", timeout=aiohttp.ClientTimeout(total=TOKEN_S)
+            ) as answer:
+                if answer.status == 200:
+                    engine.live()
+        except (aiohttp.ClientError, TimeoutError):
+            pass
+        finally:
+            self.asked.pop(url, None)
 
     async def _connect(self, url: str, engine: Engine) -> None:
         parts = urlsplit(url)
@@ -346,13 +466,13 @@ class Gate:
             engine.failed, engine.silent = 0, False
             writer.close()
 
-    async def _verdicts(self) -> set[str]:
+    async def _router_metrics(self) -> str:
         try:
             limit = aiohttp.ClientTimeout(total=CONNECT_S)
             async with self.session.get(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=limit) as page:
-                return {address.rstrip("/") for address in unhealthy(await page.text())}
+                return await page.text()
         except (aiohttp.ClientError, TimeoutError):
-            return set()
+            return ""
 
     # ---- the router
 
@@ -443,7 +563,7 @@ class Gate:
                 await self._admin("POST", "/workers", dict(self.settings.engines[url]))
             say(request.path.strip("/"), engine=url)
         engines = {
-            url: {"alive": engine.down_since is None, "drained": url in self.drained}
+            url: {"alive": engine.down_since is None, "hangs": engine.hangs, "drained": url in self.drained}
             for url, engine in self.engines.items()
         }
         known = await self._workers()
@@ -536,18 +656,19 @@ async def serve(gate: Gate, host: str, port: int) -> int:
         stopping = asyncio.ensure_future(stop.wait())
         done, _ = await asyncio.wait({keeping, looking, stopping}, return_when=asyncio.FIRST_COMPLETED)
         await gate.close()
-        for task in (looking, *tasks):
+        for task in (looking, *tasks, *gate.asked.values()):
             task.cancel()
         # A look that failed is a fault of ours: end, and be started again.
         return keeping.result() if keeping in done else int(looking in done)
 
 
-def run(arguments: Sequence[str], command: Sequence[str], host: str, port: int) -> int:
+def run(arguments: Sequence[str], command: Sequence[str], host: str, port: int, silence_s: float = SILENCE_S) -> int:
     """Run the gate in this process until it ends; returns the exit code.
 
     Args:
         arguments: the router's.
         command: starts the router on ROUTER_PORT.
         host, port: where clients reach the gate.
+        silence_s: how long an engine may show no sign of life.
     """
-    return asyncio.run(serve(Gate(settings(arguments), command), host, port))
+    return asyncio.run(serve(Gate(settings(arguments, silence_s), command), host, port))

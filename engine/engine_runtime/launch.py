@@ -10,6 +10,7 @@ engines have none: only the router can reach them, and SGLang would print the ke
 
 import argparse
 import importlib
+import math
 import os
 import secrets
 import shlex
@@ -150,14 +151,31 @@ def _ready() -> bool:
         return False
 
 
-def run_gate(rest: list[str]) -> int:
+def run_gate(rest: list[str], environment: Mapping[str, str]) -> int:
     """Run the router behind its gate, on the address that the router was given; returns the exit code."""
     gate = _import("engine_runtime.gate")
+    silence_s = engine_silence(environment, gate.ASK_S, gate.SILENCE_S)
     # Of two equal options the last counts, and `rest` holds EXTRA_ARGUMENTS already.
     os.environ.pop("EXTRA_ARGUMENTS", None)
     own = ["--host=127.0.0.1", f"--port={gate.ROUTER_PORT}"]
     command = [sys.executable, "-m", "engine_runtime.launch", ROUTER_ALONE, *rest, *own]
-    return gate.run(rest, command, listen_address(rest), PORT)
+    return gate.run(rest, command, listen_address(rest), PORT, silence_s)
+
+
+def engine_silence(environment: Mapping[str, str], least: float, default: float) -> float:
+    """Seconds for which an engine may show no sign of life, from ENGINE_SILENCE.
+
+    Raises:
+        UsageError: not a number, or not above `least`.
+    """
+    text = environment.get("ENGINE_SILENCE") or str(default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not least < seconds < math.inf:
+        raise UsageError(f"ENGINE_SILENCE is a number of seconds above {least:.0f}, not {text}")
+    return seconds
 
 
 def listen_address(arguments: Sequence[str]) -> str:
@@ -200,7 +218,7 @@ def main() -> None:
         role, rest = arguments(sys.argv[1:], os.environ)
         if role == "router":
             check_exposure(os.environ.get("PUBLISHED_ADDRESS", "127.0.0.1"))
-            sys.exit(run_gate(rest))
+            sys.exit(run_gate(rest, os.environ))
         elif role == ROUTER_ALONE:
             admin_key = read_text(ADMIN_KEY_FILE).strip() or None
             run_router(rest, router_key(KEYS_FILE), admin_key, sys.stdin.readline().strip())

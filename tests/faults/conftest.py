@@ -15,6 +15,9 @@ from deploy.image.build import ensure_image
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Longer than what a test blocks for a while, shorter than the default, so that another sees its end.
+WAITING_S = 60
+CPU = 'profile = "cpu"\n[router]\nport = {port}\n[variables]\n' + f'WAITING_TIMEOUT = "{WAITING_S}"\n'
 REPLICAS = """profile = "replicas"
 [model]
 path = "."
@@ -49,6 +52,18 @@ def second_name(image: str) -> Iterator[str]:
 def standin(folder: Path, image: str) -> Controller:
     program = [sys.executable, str(HERE / "controller.py")]
     return Controller(folder, program, REPLICAS, {"STANDIN_IMAGE": image})
+
+
+def real(folder: Path, *overrides: Path, **variables: str) -> Iterator[Controller]:
+    """SGLang itself on the cpu profile with further compose files; it serves until the generator is closed."""
+    files = [*map(str, overrides), *filter(None, [os.environ.get("OVERRIDE")])]
+    program = [sys.executable, str(HERE / "override.py")]
+    made = Controller(folder, program, CPU, {"OVERRIDE": ":".join(files), **variables})
+    try:
+        made.must("up")
+        yield made
+    finally:
+        made.run("down")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@
 
 What is put in the place of the controller's own: the look at the host's GPUs, the model folder, and the build of the
 image. Everything that changes the stack is the controller's own. KILL_AT kills the process, as a power cut would, at
-its N-th change on the disk or order to Docker.
+its N-th change on the disk or order to Docker. OVERRIDE is override.py's.
 """
 
 import os
@@ -13,31 +13,23 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from python_on_whales import DockerClient
+import override
 
 from deploy import entry
-from deploy.image.build import ImageReference
-from deploy.stack import compose, up
+from deploy.stack import up
 
 HERE = Path(__file__).parent
 # What of the Docker command line changes something.
 ORDERS = {"up", "rm", "remove", "kill", "restart", "stop", "down", "tag"}
 
 
-def obtain(*_: Any, **__: Any) -> Any:
-    tag = os.environ["STANDIN_IMAGE"]
-    found = DockerClient().image.inspect(tag)
-    return SimpleNamespace(image=ImageReference(tag, found.id, found.size, False), origin="stand-in")
-
-
 def install() -> None:
-    names: Callable[..., tuple[str, ...]] = compose.compose_files
-    compose.compose_files = lambda *arguments, **options: (*names(*arguments, **options), str(HERE / "standin.yaml"))
+    override.add_files(str(HERE / "standin.yaml"))
+    override.install()
+    override.use_image(os.environ["STANDIN_IMAGE"])
     up.check_host = lambda stack, spec: "a host of the test"
-    up.obtain = obtain
     up._prepare_model = lambda spec_file, state: "no model"  # pyright: ignore
 
 

@@ -79,7 +79,11 @@ async def models(request: web.Request) -> web.Response:
 
 async def loads(request: web.Request) -> web.Response:
     return web.json_response(
-        {"loads": [{"num_running_reqs": flying, "num_waiting_reqs": 0, "num_used_tokens": flying}]}
+        {
+            "loads": [
+                {"timestamp": time.time(), "num_running_reqs": flying, "num_waiting_reqs": 0, "num_used_tokens": flying}
+            ]
+        }
     )
 
 

@@ -1,13 +1,13 @@
 """What is wrong around real engines: no room for caches, a port that is taken."""
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
 import pytest
+from conftest import real
 from harness import HERE, PROMPTS, Controller, docker, note
-from test_engines import SPEC, STACK, ask, text_of
+from test_engines import STACK, answers, ask, text_of  # noqa: F401
 
 pytestmark = pytest.mark.long
 HOLDER = "import socket, time; s = socket.create_server(('', 8998)); time.sleep(600)"
@@ -15,22 +15,13 @@ HOLDER = "import socket, time; s = socket.create_server(('', 8998)); time.sleep(
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
-    program = [sys.executable, str(HERE / "override.py")]
-    variables = {"OVERRIDE": str(HERE / "surroundings.yaml")}
-    made = Controller(tmp_path_factory.mktemp("odd"), program, SPEC, variables)
-    try:
-        made.must("up")
-        yield made
-    finally:
-        made.run("down")
+    yield from real(tmp_path_factory.mktemp("odd"), HERE / "surroundings.yaml")
 
 
-@pytest.fixture(scope="module")
-def answers(served: Controller) -> dict[str, str]:
-    return {prompt: text_of(ask(served.url, prompt)) for prompt in PROMPTS}
-
-
-def test_engines_start_and_serve_with_a_full_cache_volume(served: Controller, answers: dict[str, str]) -> None:
+def test_engines_start_and_serve_with_a_full_cache_volume(
+    served: Controller,
+    answers: dict[str, str],  # noqa: F811
+) -> None:
     for role in ("prefill", "decode"):
         command = ["docker", "exec", served.container(role), "dd", "if=/dev/zero", "of=/var/cache/engine/x", "bs=64k"]
         assert b"No space left" in subprocess.run(command, capture_output=True).stderr

@@ -2,23 +2,29 @@
 
 import asyncio
 import json
+import operator
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 from engine_runtime.gate import (
     LOOKS,
+    PAUSE_S,
     PREFILL_S,
+    SILENCE_S,
     VERDICT_S,
     Engine,
     Gate,
@@ -26,7 +32,10 @@ from engine_runtime.gate import (
     Request,
     kinds_down,
     loss,
+    requests_held,
     settings,
+    snapshot_times,
+    stranded,
     unhealthy,
 )
 from hypothesis import given
@@ -72,7 +81,7 @@ gate.ROUTER_PORT, gate.CONTROL_PORT, gate.METRICS_PORT = router, control, 1
 gate.WAIT_S = 3.0
 arguments = ["--prefill", f"http://127.0.0.1:{engine}", "8998", "--decode", f"http://127.0.0.1:{engine}",
              "--max-payload-size=100000", "--shutdown-grace-period-secs=3"]
-sys.exit(gate.run(arguments, [sys.executable, *sys.argv[5:]], "127.0.0.1", port))
+sys.exit(gate.run(arguments, [sys.executable, *sys.argv[5:]], "127.0.0.1", port, silence_s=5.0))
 """
 
 
@@ -84,16 +93,45 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+class Answers(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Standin)
+        loads = self.path.startswith("/v1/loads")
+        written = time.time() if self.server.writes_snapshots else 1.0
+        body = json.dumps({"loads": [{"timestamp": written}]} if loads else {}).encode()
+        self.send_response(200 if loads or self.server.generates else 503)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_request(self, code: object = "-", size: object = "-") -> None:
+        pass
+
+
+class Standin(ThreadingHTTPServer):
+    """Of an engine what the gate looks at: load snapshots and whether it generates a token."""
+
+    daemon_threads = True
+    writes_snapshots = True
+    generates = True
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", port), Answers)
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def hang(self) -> None:
+        self.writes_snapshots = self.generates = False
+
+
 class Started:
-    """A gate with its router, and an engine that only accepts connections."""
+    """A gate with its router and an engine."""
 
     def __init__(self, folder: Path) -> None:
         self.mode = folder / "mode"
         self.answer("ok")
         self.port, self.router, self.control, self.engine_port = free_ports(4)
         (folder / "router.py").write_text(ROUTER)
-        self.engine: socket.socket | None = None
-        self.wake_engine()
+        self.engine = Standin(self.engine_port)
         ports = [str(port) for port in (self.port, self.router, self.control, self.engine_port)]
         self.process = subprocess.Popen(
             [sys.executable, "-c", START, *ports, str(folder / "router.py"), ports[1], str(self.mode)],
@@ -108,16 +146,16 @@ class Started:
         self.mode.write_text(mode)
 
     def wake_engine(self) -> None:
-        self.engine = socket.create_server(("127.0.0.1", self.engine_port), backlog=1000)
+        self.engine = Standin(self.engine_port)
 
     def kill_engine(self) -> None:
-        assert self.engine
-        self.engine.close()
+        self.engine.shutdown()
+        self.engine.server_close()
 
     def ask(self) -> httpx.Response:
         return httpx.post(f"{self.url}/v1/chat/completions", json={"a": 1}, timeout=30, trust_env=False)
 
-    def view(self) -> dict[str, int]:
+    def view(self) -> dict[str, Any]:
         return httpx.get(f"http://127.0.0.1:{self.control}/", timeout=5, trust_env=False).json()
 
     def until(self, condition: Callable[[], bool], patience: float = 20) -> None:
@@ -140,6 +178,7 @@ def started(folder: Path) -> Generator[Started]:
         with suppress(ProcessLookupError):
             os.killpg(gate.process.pid, signal.SIGKILL)
         gate.process.wait()
+        gate.kill_engine()
 
 
 @pytest.fixture
@@ -197,6 +236,32 @@ def test_a_request_that_hangs_because_its_engine_died_gets_an_error(gate: Starte
     gate.answer("ok")
     gate.wake_engine()
     gate.until(lambda: gate.ask().status_code == 200)
+
+
+def test_a_request_whose_engine_takes_connections_and_does_nothing_gets_an_error(gate: Started) -> None:
+    gate.answer("hang")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(gate.ask)
+        gate.until(lambda: gate.view()["in_flight"] == 1)
+        gate.engine.hang()
+        begun = time.monotonic()
+        answer = asked.result()
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "10")
+    assert time.monotonic() - begun < 12
+    assert {engine["hangs"] for engine in gate.view()["engines"].values()} == {True}
+    gate.answer("ok")
+    assert gate.ask().status_code == 503
+    gate.engine.writes_snapshots = True
+    gate.until(lambda: gate.ask().status_code == 200)
+
+
+def test_an_engine_that_generates_does_not_hang_whatever_its_snapshots_say(gate: Started) -> None:
+    gate.engine.writes_snapshots = False
+    until = time.monotonic() + 8
+    while time.monotonic() < until:
+        assert gate.ask().status_code == 200
+        assert {engine["hangs"] for engine in gate.view()["engines"].values()} == {False}
+        time.sleep(0.3)
 
 
 def test_the_looks_tell_an_engine_that_is_gone_from_one_that_is_silent() -> None:
@@ -309,6 +374,24 @@ def test_the_engines_are_those_of_the_routers_arguments() -> None:
 def test_the_routers_verdict_is_read_from_its_metrics() -> None:
     page = 'smg_worker_health{worker="http://a:1"} 1\nsmg_worker_health{worker="http://b:1"} 0\n# x\n'
     assert unhealthy(page) == {"http://b:1"}
+    page = 'smg_worker_requests_active{worker="http://a:1/"} 3\nsmg_worker_requests_active{worker="http://b:1"} 0\n'
+    assert requests_held(page) == {"http://a:1": 3, "http://b:1": 0}
+
+
+@given(st.lists(st.floats(0, 40), max_size=8), st.integers(0, 8), st.integers(0, 8))
+def test_what_an_engine_of_several_has_that_hangs_is_given_up_and_nothing_that_may_be_elsewhere(
+    silent_for: list[float], hanging_has: int, other_has: int
+) -> None:
+    async def requests() -> list[Request]:
+        future = asyncio.get_running_loop().create_future
+        return [Request(0.0, 100.0 - silence, future()) for silence in silent_for]
+
+    flying = asyncio.run(requests())
+    held = {"http://a:1": hanging_has, "http://b:1": other_has}
+    found = stranded(flying, ["http://a:1/"], held, 100.0, SILENCE_S)
+    silent = [request for request in flying if 100.0 - request.heard >= SILENCE_S]
+    assert found == (silent if len(silent) <= hanging_has else [])
+    assert stranded(flying, [], held, 100.0, SILENCE_S) == []
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=20))
@@ -320,9 +403,41 @@ def test_an_engine_is_down_after_looks_in_a_row_or_a_lasting_verdict_and_up_at_o
     for now, (fails, is_sick) in enumerate(looks):
         engine.failed = engine.failed + 1 if fails else 0
         engine.sick_since = (engine.sick_since if engine.sick_since is not None else float(now)) if is_sick else None
-        engine.judge(float(now))
+        engine.judge(float(now), SILENCE_S)
         failed, sick = (failed + 1 if fails else 0), (sick + 1 if is_sick else 0)
         assert (engine.down_since is not None) == (failed >= LOOKS or sick > VERDICT_S)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.5, 100), st.lists(st.sampled_from((1.0, 2.0, -3600.0)), max_size=2)),
+        min_size=1,
+        max_size=30,
+    ),
+    st.floats(4, 60),
+)
+def test_an_engine_hangs_after_silence_that_was_looked_at_and_lives_when_every_scheduler_has_written(
+    looks: list[tuple[float, list[float]]], limit: float
+) -> None:
+    engine = Engine("decode")
+    now, quiet, lived, last = 0.0, 0.0, False, ()
+    for pause, written in looks:
+        now += pause
+        engine.hear(tuple(written), pause)
+        engine.judge(now, limit)
+        alive = bool(written) and not (len(written) == len(last) and any(map(operator.eq, written, last)))
+        # A wall clock that jumps changes nothing, and neither does a pause in which nobody looked.
+        quiet, last = (0.0, tuple(written)) if alive else (quiet + min(pause, PAUSE_S), last)
+        lived = lived or alive
+        assert engine.hangs == (engine.down_since is not None) == (lived and quiet >= limit)
+        if engine.down_since is not None:
+            assert now - engine.down_since >= quiet - 1e-6
+
+
+def test_what_is_not_a_load_is_no_sign_of_life() -> None:
+    assert snapshot_times({"loads": [{"timestamp": 2.5}, {"timestamp": 3}]}) == (2.5, 3.0)
+    for page in ("null", "[]", "{}", '{"loads": null}', '{"loads": [{}]}', '{"loads": [{"timestamp": "x"}]}'):
+        assert snapshot_times(json.loads(page)) == ()
 
 
 def test_a_kind_is_down_only_when_all_its_engines_are() -> None:
@@ -332,6 +447,8 @@ def test_a_kind_is_down_only_when_all_its_engines_are() -> None:
     assert kinds_down(engines) == {"regular": Outage(5.0, False)}
     engines["a"].silent = True
     assert kinds_down(engines) == {"regular": Outage(5.0, True)}
+    engines["a"].silent, engines["b"].hangs = False, True
+    assert kinds_down(engines) == {"regular": Outage(5.0, True)}
 
 
 def test_a_prefill_that_hangs_takes_what_has_got_no_answer_and_a_dead_one_nothing() -> None:
@@ -340,9 +457,9 @@ def test_a_prefill_that_hangs_takes_what_has_got_no_answer_and_a_dead_one_nothin
 
     future = asyncio.run(lost())
     hanging, late = {"prefill": Outage(10.0, True)}, 10.0 + PREFILL_S + 1
-    assert loss(Request(9.0, future), hanging, 12.0) is None
-    assert loss(Request(9.0, future), hanging, late)
-    assert loss(Request(9.0, future, answering=True), hanging, late) is None
-    assert loss(Request(late - 1, future), hanging, late) is None
-    assert loss(Request(9.0, future), {"prefill": Outage(10.0, False)}, late) is None
-    assert loss(Request(9.0, future, answering=True), {"decode": Outage(10.0, False)}, 10.0)
+    assert loss(Request(9.0, 9.0, future), hanging, 12.0) is None
+    assert loss(Request(9.0, 9.0, future), hanging, late)
+    assert loss(Request(9.0, 9.0, future, answering=True), hanging, late) is None
+    assert loss(Request(late - 1, late - 1, future), hanging, late) is None
+    assert loss(Request(9.0, 9.0, future), {"prefill": Outage(10.0, False)}, late) is None
+    assert loss(Request(9.0, 9.0, future, answering=True), {"decode": Outage(10.0, False)}, 10.0)

@@ -72,6 +72,14 @@ def test_the_gate_listens_where_the_router_was_told_to() -> None:
     assert launch.listen_address(["--host=0.0.0.0", "--port=30000", "--host", "127.0.0.1"]) == "127.0.0.1"
 
 
+def test_how_long_an_engine_may_be_silent_is_a_number_above_the_time_of_a_question() -> None:
+    assert launch.engine_silence({}, 3, 10) == launch.engine_silence({"ENGINE_SILENCE": ""}, 3, 10) == 10
+    assert launch.engine_silence({"ENGINE_SILENCE": "45"}, 3, 10) == 45
+    for text in ("3", "-1", "nan", "inf", "ten"):
+        with pytest.raises(launch.UsageError, match="ENGINE_SILENCE is a number of seconds above 3"):
+            launch.engine_silence({"ENGINE_SILENCE": text}, 3, 10)
+
+
 def test_a_prefill_whose_bootstrap_port_is_taken_is_refused_and_the_port_is_left_free() -> None:
     with socket.create_server(("", 0)) as holder:
         port = f"--disaggregation-bootstrap-port={holder.getsockname()[1]}"

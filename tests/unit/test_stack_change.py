@@ -101,7 +101,7 @@ class World:
         monkeypatch.setattr(change, "endpoint", lambda config: None)  # pyright: ignore
         monkeypatch.setattr(gate, "drain", drain)
         monkeypatch.setattr(gate, "restore", lambda stack, roles: None)  # pyright: ignore
-        monkeypatch.setattr(gate, "view", lambda stack: gate.View(0, 0, frozenset(), frozenset(), False))  # pyright: ignore
+        monkeypatch.setattr(gate, "view", lambda stack: gate.View(0, 0, frozenset(), frozenset(), frozenset(), False))  # pyright: ignore
 
     def up(self, text: str) -> Generation:
         """The part of `deploy up` that changes something."""

@@ -3,7 +3,18 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.stack.watch import ENDED_S, LEAK_S, LOOP, LOOP_WINDOW_S, SILENT_S, UNROUTED_S, Memory, Seen, judge
+from deploy.stack.watch import (
+    ENDED_S,
+    HANGING_S,
+    LEAK_S,
+    LOOP,
+    LOOP_WINDOW_S,
+    SILENT_S,
+    UNROUTED_S,
+    Memory,
+    Seen,
+    judge,
+)
 
 WELL = Seen("decode", "running", "healthy", 0, "c1", routed=True, requests=0)
 
@@ -60,6 +71,14 @@ def test_an_engine_that_neither_the_router_nor_our_probe_gets_an_answer_from_is_
     assert kinds(memory, seen, 0) == []
     assert kinds(memory, seen, SILENT_S) == ["stuck: restart"]
     assert kinds(memory, replace(seen, health="starting"), SILENT_S + 5) == []
+
+
+def test_an_engine_that_shows_the_gate_no_life_is_restarted_sooner_and_not_while_it_starts() -> None:
+    memory, seen = Memory(), replace(WELL, routed=None, hanging=True)
+    assert kinds(memory, seen, 0) == []
+    assert kinds(memory, seen, HANGING_S - 1) == []
+    assert kinds(memory, seen, HANGING_S) == ["stuck: restart"]
+    assert [kinds(memory, replace(seen, health="starting"), 10.0 * look) for look in range(2, 30)] == [[]] * 28
 
 
 def test_a_router_that_lacks_its_engines_is_not_the_one_to_restart() -> None:
