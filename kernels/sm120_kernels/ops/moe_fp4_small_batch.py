@@ -29,8 +29,6 @@ from sm120_kernels.fragments import (
     e2m1_tokens,
     e4m3_operand,
     e4m3_tokens,
-    load_activations,
-    load_weights,
     ring,
     take,
     take_byte,
@@ -128,8 +126,8 @@ def _scaled_product(
     return tl.dot_scaled(e2m1_to_e4m3(packed), scale, "e4m3", tl.trans(values), x_scale, "e4m3", acc)
 
 
-# In the ring, 128 columns are a part: 64 bytes of each row of W, and the columns of x that go with them. Between parts is a
-# gap, so that two parts of a row lie in different banks.
+# In the ring, 64 bytes of each row of W are a part, with the columns of x that go with them. Between parts is a gap, so that
+# two parts of a row lie in different banks.
 
 
 @triton.jit
@@ -149,14 +147,14 @@ def _ask_scales(scales, slots, ROWS: tl.constexpr, BYTES: tl.constexpr, STRIDE: 
 
 
 @triton.jit
-def _ask_tokens(inputs, present, slots, TOKENS: tl.constexpr, PARTS: tl.constexpr):
-    """Ask for PARTS parts of x from `inputs` on, int32 pointers [TOKENS].
+def _ask_tokens(inputs, present, slots, TOKENS: tl.constexpr, PARTS: tl.constexpr, CHUNKS: tl.constexpr):
+    """Ask for PARTS parts of x from `inputs` on, int32 pointers [TOKENS]: CHUNKS times 16 bytes a thread and part.
 
     What is not present is not read: many programs would ask for the same bytes at once.
     """
-    chunk = tl.arange(0, 16 * PARTS)[None, :]
-    place = (chunk // 16 * 4 + chunk % 4) * (TOKENS * 64 + 32)
-    place += (tl.arange(0, TOKENS)[:, None] * 4 + chunk // 4 % 4) * 16
+    chunk = tl.arange(0, 4 * CHUNKS * PARTS)[None, :]
+    place = (chunk // (4 * CHUNKS) * CHUNKS + chunk % CHUNKS) * (TOKENS * 64 + 32)
+    place += (tl.arange(0, TOKENS)[:, None] * 4 + chunk // CHUNKS % 4) * 16
     ask(inputs[:, None] + chunk * 4, slots + place, 16, present[:, None])
 
 
@@ -212,22 +210,15 @@ def _ring_product(
 
 
 @triton.jit
-def _fp8_half(acc, words, inputs, ROWS: tl.constexpr, TOKENS: tl.constexpr):
-    """acc + W x over 64 columns of e4m3, short of DENSE_FACTOR twice.
-
-    Args:
-        acc: [ROWS, TOKENS] fp32.
-        words: what `load_weights` found for [ROWS, 4] threads: 16 columns each.
-        inputs: pointers [4, TOKENS] to int32, two columns of x each, to each thread's first.
-    """
-    for i in tl.static_range(2):
-        p, q, r, s = load_activations(inputs + 4 * i)
-        acc = dot(e4m3_operand(words[2 * i], words[2 * i + 1], ROWS), e4m3_tokens(p, q, r, s, TOKENS), acc)
-    return acc
+def _ask_fp8(turn, slots, weights, inputs, present, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """Ask for 128 columns of a dense FP8 W and of x."""
+    _ask_rows(weights + turn * 32, slots, ROWS, 2)
+    _ask_tokens(inputs + turn * 64, present, slots + 2 * (ROWS * 64 + 64), TOKENS, 2, 2)
 
 
 @triton.jit
 def _fp8_tile(
+    base,
     weights,
     scales,
     inputs,
@@ -236,28 +227,55 @@ def _fp8_tile(
     DEPTH: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
+    BYTES: tl.constexpr,
 ):
     """ROWS rows of a dense FP8 W of DEPTH columns times tokens begin to begin + TOKENS - 1.
 
     Args:
+        base: of a ring of BYTES bytes.
         weights: pointers [ROWS] to int32 of e4m3, four columns each.
         scales: pointers [ROWS] to each row's first scale.
         inputs: x [*, DEPTH] as int32, two columns each.
     """
-    BLOCKS: tl.constexpr = DEPTH // 128
+    INPUTS_AT: tl.constexpr = 2 * (ROWS * 64 + 64)
+    STAGE: tl.constexpr = INPUTS_AT + 4 * (TOKENS * 64 + 32)
+    STAGES: tl.constexpr = BYTES // STAGE
+    TURNS: tl.constexpr = DEPTH // 128
     thread = tl.arange(0, 4)
-    token = tl.minimum(begin + tl.arange(0, TOKENS), tokens - 1)
-    weights = weights[:, None] + thread[None, :] * 4
-    inputs = inputs + thread[:, None] * 8 + token[None, :] * (DEPTH // 2)
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, TOKENS)[None, :]
+    token = begin + tl.arange(0, TOKENS)
+    present = token < tokens
+    inputs = inputs + tl.minimum(token, tokens - 1) * (DEPTH // 2)
+    # No slot is still read in which something is asked for.
+    tl.debug_barrier()
+    for turn in tl.static_range(STAGES - 1):
+        if turn < TURNS:
+            _ask_fp8(turn, base + turn * STAGE, weights, inputs, present, ROWS, TOKENS)
+        close_group()
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
-    words = load_weights(weights)
-    for block in tl.range(0, BLOCKS, num_stages=1):
-        following = load_weights(weights + block * 32 + 16)
+    for turn in tl.range(0, TURNS, num_stages=1):
+        scale = scale_value(tl.load(scales + turn)) * DENSE_FACTOR
+        await_groups(STAGES - 2)
+        later = turn + STAGES - 1
+        if later < TURNS:
+            _ask_fp8(later, base + later % STAGES * STAGE, weights, inputs, present, ROWS, TOKENS)
+        close_group()
+        slots = base + turn % STAGES * STAGE
         value = tl.zeros((ROWS, TOKENS), tl.float32)
-        value = _fp8_half(value, words, inputs + block * 64, ROWS, TOKENS)
-        words = load_weights(weights + tl.minimum(block + 1, BLOCKS - 1) * 32)
-        value = _fp8_half(value, following, inputs + block * 64 + 32, ROWS, TOKENS)
-        acc += value * (scale_value(tl.load(scales + block)) * DENSE_FACTOR)[:, None]
+        for part in tl.static_range(2):
+            words = take(
+                weights[:, None] + turn * 32 + part * 16 + thread[None, :] * 4,
+                slots + part * (ROWS * 64 + 64) + (row * 4 + thread[None, :]) * 16,
+            )
+            for i in tl.static_range(2):
+                p, q, r, s = take(
+                    inputs[None, :] + turn * 64 + (part * 4 + thread[:, None]) * 8 + i * 4,
+                    slots + INPUTS_AT + (part * 2 + i) * (TOKENS * 64 + 32) + (column * 4 + thread[:, None]) * 16,
+                )
+                w = e4m3_operand(words[2 * i], words[2 * i + 1], ROWS)
+                value = dot(w, e4m3_tokens(p, q, r, s, TOKENS), value)
+        acc += value * scale[:, None]
     return acc * DENSE_FACTOR
 
 
@@ -310,6 +328,15 @@ def _gate_up_kernel(
     """
     TILES: tl.constexpr = 2 * INTERMEDIATE // ROWS
     COLUMNS: tl.constexpr = max(TOKENS, 8)
+    # All scales of the rows at once, each row's a bank from the next one's; then the turns.
+    SCALES: tl.constexpr = HIDDEN // GROUP
+    STRIDE: tl.constexpr = SCALES + min(SCALES, 16)
+    INPUTS_AT: tl.constexpr = PARTS * (ROWS * 64 + 64)
+    STAGE: tl.constexpr = INPUTS_AT + 4 * PARTS * (TOKENS * 64 + 32)
+    # The shared expert has room for two turns at least. FP8 activations are pipelined by Triton.
+    SHARED_BYTES: tl.constexpr = 4 * (SHARED_ROWS * 64 + 64 + 2 * (SHARED_TOKENS * 64 + 32))
+    BYTES: tl.constexpr = max(0 if FP8 else ROWS * STRIDE + STAGES * STAGE, SHARED_BYTES)
+    base = ring(BYTES)
     program = tl.program_id(0)
     row = _gate_up_rows(program, INTERMEDIATE, SHARED_ROWS, False)
     if PDL:
@@ -325,7 +352,7 @@ def _gate_up_kernel(
         scales = shared_scale + row // 128 * (HIDDEN // 128)
         column = program * (SHARED_ROWS // 2) + tl.arange(0, SHARED_ROWS // 2)
         for begin in range(0, tokens, SHARED_TOKENS):
-            acc = _fp8_tile(weights, scales, x, begin, tokens, HIDDEN, SHARED_ROWS, SHARED_TOKENS)
+            acc = _fp8_tile(base, weights, scales, x, begin, tokens, HIDDEN, SHARED_ROWS, SHARED_TOKENS, BYTES)
             value = _swiglu(acc, limit, SHARED_ROWS, SHARED_TOKENS)
             token = begin + tl.arange(0, SHARED_TOKENS)
             place = (routes + token)[None, :] * INTERMEDIATE + column[:, None]
@@ -349,13 +376,7 @@ def _gate_up_kernel(
     else:
         weights = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 8)) + row * (HIDDEN // 8)
         scales = scales.to(tl.pointer_type(tl.uint8))
-        # All scales of the rows at once, each row's a bank from the next one's; then the turns.
-        SCALES: tl.constexpr = HIDDEN // GROUP
-        STRIDE: tl.constexpr = SCALES + min(SCALES, 16)
-        INPUTS_AT: tl.constexpr = PARTS * (ROWS * 64 + 64)
-        STAGE: tl.constexpr = INPUTS_AT + 4 * PARTS * (TOKENS * 64 + 32)
-        scale_slots = ring(ROWS * STRIDE + STAGES * STAGE)
-        stages = scale_slots + ROWS * STRIDE
+        stages = base + ROWS * STRIDE
     for begin in range(0, tl.sum(same.to(tl.int32)), TOKENS):
         member = _members(same, rank, begin, ROUTES, TOKENS, COLUMNS)
         present = member >= 0
@@ -379,12 +400,12 @@ def _gate_up_kernel(
             asked = x + tl.where(wanted, asked // top_k, 0) * (HIDDEN // 2)
             # No slot is still read in which something is asked for.
             tl.debug_barrier()
-            _ask_scales(scales, scale_slots, ROWS, SCALES, STRIDE)
+            _ask_scales(scales, base, ROWS, SCALES, STRIDE)
             for turn in tl.static_range(STAGES - 1):
                 if turn < TURNS:
                     slots = stages + turn * STAGE
                     _ask_rows(weights + turn * (16 * PARTS), slots, ROWS, PARTS)
-                    _ask_tokens(asked + turn * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS)
+                    _ask_tokens(asked + turn * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
                 close_group()
             for turn in tl.range(0, TURNS, num_stages=1):
                 await_groups(STAGES - 2)
@@ -392,7 +413,7 @@ def _gate_up_kernel(
                 if later < TURNS:
                     slots = stages + later % STAGES * STAGE
                     _ask_rows(weights + later * (16 * PARTS), slots, ROWS, PARTS)
-                    _ask_tokens(asked + later * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS)
+                    _ask_tokens(asked + later * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
                 close_group()
                 slots = stages + turn % STAGES * STAGE
                 acc = _ring_product(
@@ -401,7 +422,7 @@ def _gate_up_kernel(
                     scales + turn * (4 * PARTS * (32 // GROUP)),
                     inputs + turn * (64 * PARTS),
                     slots,
-                    scale_slots + turn * (4 * PARTS * (32 // GROUP)),
+                    base + turn * (4 * PARTS * (32 // GROUP)),
                     slots + INPUTS_AT,
                     GROUP,
                     ROWS,
@@ -450,6 +471,13 @@ def _down_kernel(
     """
     TILES: tl.constexpr = HIDDEN // (ROWS * BLOCKS)
     COLUMNS: tl.constexpr = max(TOKENS, 8)
+    SCALES: tl.constexpr = 4 * PARTS * (32 // GROUP)
+    SCALES_AT: tl.constexpr = PARTS * (ROWS * 64 + 64)
+    INPUTS_AT: tl.constexpr = SCALES_AT + ROWS * SCALES
+    STAGE: tl.constexpr = INPUTS_AT + 4 * PARTS * (TOKENS * 64 + 32)
+    SHARED_BYTES: tl.constexpr = 4 * (SHARED_ROWS * 64 + 64 + 2 * (SHARED_TOKENS * 64 + 32))
+    BYTES: tl.constexpr = max(0 if FP8 else STAGES * STAGE, SHARED_BYTES)
+    base = ring(BYTES)
     program = tl.program_id(0)
     if program < shared_programs:
         first_row = program * (BLOCKS * SHARED_ROWS) + tl.arange(0, SHARED_ROWS)
@@ -467,7 +495,9 @@ def _down_kernel(
                 row = first_row + block * SHARED_ROWS
                 weights = shared_w2 + row * (INTERMEDIATE // 4)
                 scales = shared_scale + row // 128 * (INTERMEDIATE // 128)
-                acc = _fp8_tile(weights, scales, inputs, begin, tokens, INTERMEDIATE, SHARED_ROWS, SHARED_TOKENS)
+                acc = _fp8_tile(
+                    base, weights, scales, inputs, begin, tokens, INTERMEDIATE, SHARED_ROWS, SHARED_TOKENS, BYTES
+                )
                 place = (routes + token)[None, :] * HIDDEN + row[:, None]
                 tl.store(products + place, acc, mask=(token < tokens)[None, :])
         return
@@ -477,13 +507,8 @@ def _down_kernel(
     expert, first, same, rank = _first_route(ids, route, routes, ROUTES)
     row = tile * (BLOCKS * ROWS) + tl.arange(0, ROWS)
     if not FP8:
-        SCALES: tl.constexpr = 4 * PARTS * (32 // GROUP)
-        SCALES_AT: tl.constexpr = PARTS * (ROWS * 64 + 64)
-        INPUTS_AT: tl.constexpr = SCALES_AT + ROWS * SCALES
-        STAGE: tl.constexpr = INPUTS_AT + 4 * PARTS * (TOKENS * 64 + 32)
         STEPS: tl.constexpr = INTERMEDIATE // (128 * PARTS)
         TURNS: tl.constexpr = BLOCKS * STEPS
-        stages = ring(STAGES * STAGE)
         weights = w2 + expert * (HIDDEN * (INTERMEDIATE // 8)) + row * (INTERMEDIATE // 8)
         scales = w2_scale + expert * (HIDDEN * (INTERMEDIATE // GROUP)) + row * (INTERMEDIATE // GROUP)
         scales = scales.to(tl.pointer_type(tl.uint8))
@@ -492,8 +517,8 @@ def _down_kernel(
             for turn in tl.static_range(min(STAGES - 1, TURNS)):
                 words = turn // STEPS * (ROWS * (INTERMEDIATE // 8)) + turn % STEPS * (16 * PARTS)
                 codes = turn // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + turn % STEPS * SCALES
-                _ask_rows(weights + words, stages + turn * STAGE, ROWS, PARTS)
-                _ask_scales(scales + codes, stages + turn * STAGE + SCALES_AT, ROWS, SCALES, SCALES)
+                _ask_rows(weights + words, base + turn * STAGE, ROWS, PARTS)
+                _ask_scales(scales + codes, base + turn * STAGE + SCALES_AT, ROWS, SCALES, SCALES)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -537,13 +562,13 @@ def _down_kernel(
                 tl.debug_barrier()
             for turn in tl.static_range(STAGES - 1):
                 if turn < TURNS:
-                    slots = stages + turn * STAGE
+                    slots = base + turn * STAGE
                     if begin > 0:
                         words = turn // STEPS * (ROWS * (INTERMEDIATE // 8)) + turn % STEPS * (16 * PARTS)
                         codes = turn // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + turn % STEPS * SCALES
                         _ask_rows(weights + words, slots, ROWS, PARTS)
                         _ask_scales(scales + codes, slots + SCALES_AT, ROWS, SCALES, SCALES)
-                    _ask_tokens(asked + turn % STEPS * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS)
+                    _ask_tokens(asked + turn % STEPS * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
                 close_group()
             acc = tl.zeros((ROWS, COLUMNS), tl.float32)
             # One loop over blocks and columns: what is asked for runs ahead from a block into the next.
@@ -551,14 +576,14 @@ def _down_kernel(
                 await_groups(STAGES - 2)
                 later = turn + STAGES - 1
                 if later < TURNS:
-                    slots = stages + later % STAGES * STAGE
+                    slots = base + later % STAGES * STAGE
                     words = later // STEPS * (ROWS * (INTERMEDIATE // 8)) + later % STEPS * (16 * PARTS)
                     codes = later // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + later % STEPS * SCALES
                     _ask_rows(weights + words, slots, ROWS, PARTS)
                     _ask_scales(scales + codes, slots + SCALES_AT, ROWS, SCALES, SCALES)
-                    _ask_tokens(asked + later % STEPS * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS)
+                    _ask_tokens(asked + later % STEPS * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
                 close_group()
-                slots = stages + turn % STAGES * STAGE
+                slots = base + turn % STAGES * STAGE
                 acc = _ring_product(
                     acc,
                     weights + turn // STEPS * (ROWS * (INTERMEDIATE // 8)) + turn % STEPS * (16 * PARTS),
