@@ -131,11 +131,20 @@ def _scaled_product(
 
 
 @triton.jit
-def _ask_rows(rows, slots, ROWS: tl.constexpr, PARTS: tl.constexpr):
-    """Ask for PARTS parts from each of `rows` on, int32 pointers [ROWS]: neighbouring threads for one row."""
+def _ask_rows(rows, slots, ROWS: tl.constexpr, PARTS: tl.constexpr, NEXT: tl.constexpr, PAIR: tl.constexpr):
+    """Ask for PARTS parts of each of ROWS rows: neighbouring threads for one row.
+
+    Eight rows at a time, whose pointers differ from the first eight's by a constant, so that they take no registers.
+
+    Args:
+        rows: int32 pointers [8] to the first eight rows.
+        NEXT, PAIR: words from them to the second eight, and to the third.
+    """
     chunk = tl.arange(0, 4 * PARTS)[None, :]
-    place = chunk // 4 * (ROWS * 64 + 64) + (tl.arange(0, ROWS)[:, None] * 4 + chunk % 4) * 16
-    ask(rows[:, None] + chunk * 4, slots + place, 16)
+    place = chunk // 4 * (ROWS * 64 + 64) + (tl.arange(0, 8)[:, None] * 4 + chunk % 4) * 16
+    pointers = rows[:, None] + chunk * 4
+    for i in tl.static_range(ROWS // 8):
+        ask(pointers + (i // 2 * PAIR + i % 2 * NEXT), slots + place + i * 512, 16)
 
 
 @triton.jit
@@ -210,15 +219,26 @@ def _ring_product(
 
 
 @triton.jit
-def _ask_fp8(turn, slots, weights, inputs, present, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+def _ask_fp8(
+    turn,
+    slots,
+    rows,
+    inputs,
+    present,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    NEXT: tl.constexpr,
+    PAIR: tl.constexpr,
+):
     """Ask for 128 columns of a dense FP8 W and of x."""
-    _ask_rows(weights + turn * 32, slots, ROWS, 2)
+    _ask_rows(rows + turn * 32, slots, ROWS, 2, NEXT, PAIR)
     _ask_tokens(inputs + turn * 64, present, slots + 2 * (ROWS * 64 + 64), TOKENS, 2, 2)
 
 
 @triton.jit
 def _fp8_tile(
     base,
+    rows,
     weights,
     scales,
     inputs,
@@ -227,12 +247,15 @@ def _fp8_tile(
     DEPTH: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
+    NEXT: tl.constexpr,
+    PAIR: tl.constexpr,
     BYTES: tl.constexpr,
 ):
     """ROWS rows of a dense FP8 W of DEPTH columns times tokens begin to begin + TOKENS - 1.
 
     Args:
         base: of a ring of BYTES bytes.
+        rows, NEXT, PAIR: as in _ask_rows.
         weights: pointers [ROWS] to int32 of e4m3, four columns each.
         scales: pointers [ROWS] to each row's first scale.
         inputs: x [*, DEPTH] as int32, two columns each.
@@ -251,7 +274,7 @@ def _fp8_tile(
     tl.debug_barrier()
     for turn in tl.static_range(STAGES - 1):
         if turn < TURNS:
-            _ask_fp8(turn, base + turn * STAGE, weights, inputs, present, ROWS, TOKENS)
+            _ask_fp8(turn, base + turn * STAGE, rows, inputs, present, ROWS, TOKENS, NEXT, PAIR)
         close_group()
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
     for turn in tl.range(0, TURNS, num_stages=1):
@@ -259,7 +282,7 @@ def _fp8_tile(
         await_groups(STAGES - 2)
         later = turn + STAGES - 1
         if later < TURNS:
-            _ask_fp8(later, base + later % STAGES * STAGE, weights, inputs, present, ROWS, TOKENS)
+            _ask_fp8(later, base + later % STAGES * STAGE, rows, inputs, present, ROWS, TOKENS, NEXT, PAIR)
         close_group()
         slots = base + turn % STAGES * STAGE
         value = tl.zeros((ROWS, TOKENS), tl.float32)
@@ -339,6 +362,7 @@ def _gate_up_kernel(
     base = ring(BYTES)
     program = tl.program_id(0)
     row = _gate_up_rows(program, INTERMEDIATE, SHARED_ROWS, False)
+    eight = tl.arange(0, 8)
     if PDL:
         if program < shared_programs:
             # The shared expert's weights do not depend on the launches before.
@@ -352,7 +376,21 @@ def _gate_up_kernel(
         scales = shared_scale + row // 128 * (HIDDEN // 128)
         column = program * (SHARED_ROWS // 2) + tl.arange(0, SHARED_ROWS // 2)
         for begin in range(0, tokens, SHARED_TOKENS):
-            acc = _fp8_tile(base, weights, scales, x, begin, tokens, HIDDEN, SHARED_ROWS, SHARED_TOKENS, BYTES)
+            acc = _fp8_tile(
+                base,
+                shared_w13 + (program * (SHARED_ROWS // 2) + eight) * (HIDDEN // 4),
+                weights,
+                scales,
+                x,
+                begin,
+                tokens,
+                HIDDEN,
+                SHARED_ROWS,
+                SHARED_TOKENS,
+                INTERMEDIATE * (HIDDEN // 4),
+                8 * (HIDDEN // 4),
+                BYTES,
+            )
             value = _swiglu(acc, limit, SHARED_ROWS, SHARED_TOKENS)
             token = begin + tl.arange(0, SHARED_TOKENS)
             place = (routes + token)[None, :] * INTERMEDIATE + column[:, None]
@@ -377,6 +415,9 @@ def _gate_up_kernel(
         weights = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 8)) + row * (HIDDEN // 8)
         scales = scales.to(tl.pointer_type(tl.uint8))
         stages = base + ROWS * STRIDE
+        rows = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 8))
+        rows += (tile * (ROWS // 2) + eight + UP_FIRST * INTERMEDIATE) * (HIDDEN // 8)
+        NEXT: tl.constexpr = (1 - 2 * UP_FIRST) * INTERMEDIATE * (HIDDEN // 8)
     for begin in range(0, tl.sum(same.to(tl.int32)), TOKENS):
         member = _members(same, rank, begin, ROUTES, TOKENS, COLUMNS)
         present = member >= 0
@@ -404,7 +445,7 @@ def _gate_up_kernel(
             for turn in tl.static_range(STAGES - 1):
                 if turn < TURNS:
                     slots = stages + turn * STAGE
-                    _ask_rows(weights + turn * (16 * PARTS), slots, ROWS, PARTS)
+                    _ask_rows(rows + turn * (16 * PARTS), slots, ROWS, PARTS, NEXT, HIDDEN)
                     _ask_tokens(asked + turn * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
                 close_group()
             for turn in tl.range(0, TURNS, num_stages=1):
@@ -412,7 +453,7 @@ def _gate_up_kernel(
                 later = turn + STAGES - 1
                 if later < TURNS:
                     slots = stages + later % STAGES * STAGE
-                    _ask_rows(weights + later * (16 * PARTS), slots, ROWS, PARTS)
+                    _ask_rows(rows + later * (16 * PARTS), slots, ROWS, PARTS, NEXT, HIDDEN)
                     _ask_tokens(asked + later * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
                 close_group()
                 slots = stages + turn % STAGES * STAGE
@@ -479,6 +520,7 @@ def _down_kernel(
     BYTES: tl.constexpr = max(0 if FP8 else STAGES * STAGE, SHARED_BYTES)
     base = ring(BYTES)
     program = tl.program_id(0)
+    eight = tl.arange(0, 8)
     if program < shared_programs:
         first_row = program * (BLOCKS * SHARED_ROWS) + tl.arange(0, SHARED_ROWS)
         if PDL:
@@ -496,7 +538,19 @@ def _down_kernel(
                 weights = shared_w2 + row * (INTERMEDIATE // 4)
                 scales = shared_scale + row // 128 * (INTERMEDIATE // 128)
                 acc = _fp8_tile(
-                    base, weights, scales, inputs, begin, tokens, INTERMEDIATE, SHARED_ROWS, SHARED_TOKENS, BYTES
+                    base,
+                    shared_w2 + ((program * BLOCKS + block) * SHARED_ROWS + eight) * (INTERMEDIATE // 4),
+                    weights,
+                    scales,
+                    inputs,
+                    begin,
+                    tokens,
+                    INTERMEDIATE,
+                    SHARED_ROWS,
+                    SHARED_TOKENS,
+                    8 * (INTERMEDIATE // 4),
+                    16 * (INTERMEDIATE // 4),
+                    BYTES,
                 )
                 place = (routes + token)[None, :] * HIDDEN + row[:, None]
                 tl.store(products + place, acc, mask=(token < tokens)[None, :])
@@ -510,6 +564,7 @@ def _down_kernel(
         STEPS: tl.constexpr = INTERMEDIATE // (128 * PARTS)
         TURNS: tl.constexpr = BLOCKS * STEPS
         weights = w2 + expert * (HIDDEN * (INTERMEDIATE // 8)) + row * (INTERMEDIATE // 8)
+        rows = w2 + expert * (HIDDEN * (INTERMEDIATE // 8)) + (tile * (BLOCKS * ROWS) + eight) * (INTERMEDIATE // 8)
         scales = w2_scale + expert * (HIDDEN * (INTERMEDIATE // GROUP)) + row * (INTERMEDIATE // GROUP)
         scales = scales.to(tl.pointer_type(tl.uint8))
         if first:
@@ -517,7 +572,7 @@ def _down_kernel(
             for turn in tl.static_range(min(STAGES - 1, TURNS)):
                 words = turn // STEPS * (ROWS * (INTERMEDIATE // 8)) + turn % STEPS * (16 * PARTS)
                 codes = turn // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + turn % STEPS * SCALES
-                _ask_rows(weights + words, base + turn * STAGE, ROWS, PARTS)
+                _ask_rows(rows + words, base + turn * STAGE, ROWS, PARTS, INTERMEDIATE, 2 * INTERMEDIATE)
                 _ask_scales(scales + codes, base + turn * STAGE + SCALES_AT, ROWS, SCALES, SCALES)
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -566,7 +621,7 @@ def _down_kernel(
                     if begin > 0:
                         words = turn // STEPS * (ROWS * (INTERMEDIATE // 8)) + turn % STEPS * (16 * PARTS)
                         codes = turn // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + turn % STEPS * SCALES
-                        _ask_rows(weights + words, slots, ROWS, PARTS)
+                        _ask_rows(rows + words, slots, ROWS, PARTS, INTERMEDIATE, 2 * INTERMEDIATE)
                         _ask_scales(scales + codes, slots + SCALES_AT, ROWS, SCALES, SCALES)
                     _ask_tokens(asked + turn % STEPS * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
                 close_group()
@@ -579,7 +634,7 @@ def _down_kernel(
                     slots = base + later % STAGES * STAGE
                     words = later // STEPS * (ROWS * (INTERMEDIATE // 8)) + later % STEPS * (16 * PARTS)
                     codes = later // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + later % STEPS * SCALES
-                    _ask_rows(weights + words, slots, ROWS, PARTS)
+                    _ask_rows(rows + words, slots, ROWS, PARTS, INTERMEDIATE, 2 * INTERMEDIATE)
                     _ask_scales(scales + codes, slots + SCALES_AT, ROWS, SCALES, SCALES)
                     _ask_tokens(asked + later % STEPS * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
                 close_group()
@@ -656,7 +711,7 @@ class Cut:
     warps: int
     blocks: int = 1
     parts: int = 2
-    stages: int = 3
+    stages: int = 2
     depth: int = 256
     registers: int | None = None
 
@@ -691,8 +746,11 @@ def plan(tokens: int, hidden: int, intermediate: int, fp8_activations: bool = Fa
         up = Cut(rows=64, warps=4, stages=4) if tokens > 2 else Cut(rows=32, warps=2, stages=4)
         down = Cut(rows=64, warps=4, blocks=blocks, depth=math.gcd(intermediate, 512), stages=2)
         return Plan(up, down, shared_tokens=shared)
-    parts = math.gcd(intermediate // 128, 4)
-    return Plan(Cut(64, 2), Cut(64, 2, blocks=4, parts=parts, stages=2), tokens=4, shared_tokens=shared)
+    parts = math.gcd(intermediate // 128, 2)
+    taken = 4 if tokens <= 16 else 8
+    if tokens > 4:
+        return Plan(Cut(64, 2), Cut(64, 2, blocks=4, parts=parts), tokens=taken, shared_tokens=shared)
+    return Plan(Cut(32, 2, stages=5), Cut(32, 2, parts=parts, stages=3), tokens=taken, shared_tokens=shared)
 
 
 SUM_COLUMNS = 1024
