@@ -743,14 +743,19 @@ def plan(tokens: int, hidden: int, intermediate: int, fp8_activations: bool = Fa
         blocks = 8 if tokens > 8 else 4 if tokens > 2 else 1
         while hidden % (64 * blocks):
             blocks //= 2
-        up = Cut(rows=64, warps=4, stages=4) if tokens > 2 else Cut(rows=32, warps=2, stages=4)
+        up = Cut(rows=64, warps=4, stages=3) if tokens > 2 else Cut(rows=32, warps=2, stages=4)
         down = Cut(rows=64, warps=4, blocks=blocks, depth=math.gcd(intermediate, 512), stages=2)
-        return Plan(up, down, shared_tokens=shared)
-    parts = math.gcd(intermediate // 128, 2)
-    taken = 4 if tokens <= 16 else 8
-    if tokens > 4:
-        return Plan(Cut(64, 2), Cut(64, 2, blocks=4, parts=parts), tokens=taken, shared_tokens=shared)
-    return Plan(Cut(32, 2, stages=5), Cut(32, 2, parts=parts, stages=3), tokens=taken, shared_tokens=shared)
+        return Plan(up, down, shared_tokens=8)
+    parts = math.gcd(intermediate // 128, 4 if tokens <= 2 else 2)
+    # Scales of a wide row, NVFP4's above all, leave room for fewer rows.
+    rows = 64 if tokens > 2 and hidden <= 6144 else 32
+    return Plan(
+        Cut(rows, 2, stages=2 if tokens > 2 else 4),
+        Cut(64, 2, blocks=1 if tokens <= 2 else 2 if tokens <= 16 else 4, parts=parts),
+        tokens=4 if tokens <= 16 else 8,
+        shared_tokens=shared,
+        shared_rows=64 if tokens > 8 else 32,
+    )
 
 
 SUM_COLUMNS = 1024
