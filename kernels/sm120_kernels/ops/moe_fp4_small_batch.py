@@ -748,7 +748,7 @@ def plan(tokens: int, hidden: int, intermediate: int, fp8_activations: bool = Fa
         return Plan(up, down, shared_tokens=8)
     parts = math.gcd(intermediate // 128, 4 if tokens <= 2 else 2)
     # Scales of a wide row, NVFP4's above all, leave room for fewer rows.
-    rows = 64 if tokens > 2 and hidden <= 6144 else 32
+    rows = 64 if tokens > 2 and hidden <= 5120 else 32
     return Plan(
         Cut(rows, 2, stages=2 if tokens > 2 else 4),
         Cut(64, 2, blocks=1 if tokens <= 2 else 2 if tokens <= 16 else 4, parts=parts),
