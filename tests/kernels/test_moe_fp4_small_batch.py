@@ -131,4 +131,6 @@ def test_a_plan_cuts_every_shape_into_whole_blocks(tokens: int, hidden: int, int
         cut = plan(tokens, hidden, intermediate, fp8)
         assert 2 * intermediate % cut.gate_up.rows == 0 and hidden % cut.gate_up.depth == 0
         assert hidden % (cut.down.rows * cut.down.blocks) == 0
+        assert 2 * intermediate % cut.shared_rows == 0 and hidden % (cut.shared_rows * cut.down.blocks) == 0
+        assert fp8 or (hidden % (128 * cut.gate_up.parts) == 0 and intermediate % (128 * cut.down.parts) == 0)
         assert not fp8 or intermediate % cut.down.depth == 0
