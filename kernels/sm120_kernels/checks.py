@@ -121,6 +121,11 @@ def has_dependent_launch(device: torch.device) -> bool:
     also where it needs nothing from the one right before: then every later one may rely on all earlier ones. Before it
     waits it may read weights, tables and what is set before a step (positions); and, where the one before it is an
     ordinary launch, what was complete when that one began.
+
+    A caller that knows the kernel right before may say of an input that it is `settled`: not written by that kernel,
+    which has waited for its own predecessor before it let this one start. Then this one works beside it, and waits only
+    before it writes. Kernels here let the next start after their wait, those with a settled input at once, so two of
+    them must not follow each other.
     """
     return capability(device) >= (9, 0)
 

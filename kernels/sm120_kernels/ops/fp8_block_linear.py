@@ -17,45 +17,112 @@ import triton
 import triton.language as tl
 
 from sm120_kernels import serving
-from sm120_kernels.aot import LIMITS, CompileCase
+from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import (
     has_dependent_launch,
     require,
     require_block_scale,
     require_device,
     require_rows,
-    shared_bytes,
     sm_count,
 )
-from sm120_kernels.interpret import prefetch_l2, to_bf16, to_e4m3
-from sm120_kernels.unpack import scale_value
+from sm120_kernels.fragments import e4m3_columns, e4m3_rows, load_activations, load_weights
+from sm120_kernels.interpret import dot, to_bf16
+from sm120_kernels.unpack import bf16_values, bf16_word, round_to_e4m3, scale_value
 
 BLOCK = 128
 E4M3_MAX = tl.constexpr(448.0)
 SMALLEST_MAXIMUM = tl.constexpr(1e-10)
+# e4m3 weights in fp16 lack it.
+E4M3_FACTOR = tl.constexpr(2.0**8)
 MAX_TILES = 65536
-STAGES = 3
-SPARE_BYTES = 4096
+EARLY_FLAG = [False]
 
 
 @triton.jit
-def quantise(value, UE8M0: tl.constexpr):
-    """e4m3 of each row of value [ROWS, COLUMNS] fp32, and its fp32 scale [ROWS]."""
-    scale = tl.maximum(tl.max(tl.abs(value), 1), SMALLEST_MAXIMUM) / E4M3_MAX
+def _scale(maximum, UE8M0: tl.constexpr):
+    """The fp32 scale of 128 values of that largest magnitude, and its inverse."""
+    scale = tl.maximum(maximum, SMALLEST_MAXIMUM) / E4M3_MAX
     if UE8M0:
         exponent = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) >> 23
         scale = (exponent << 23).to(tl.float32, bitcast=True)
         inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
     else:
         inverse = 1.0 / scale
-    return to_e4m3(value * inverse[:, None]), scale
+    return scale, inverse
 
 
 @triton.jit
-def _turn_back(value, cos, sin, TOKENS: tl.constexpr):
-    """value [TOKENS, 128] with each pair of columns (a, b), read as a + bi, times cos - i sin."""
-    a, b = tl.split(value.reshape(TOKENS, 64, 2))
-    return tl.join(a * cos + b * sin, b * cos - a * sin).reshape(TOKENS, 128)
+def _load_block(pointers):
+    """The 8 words from pointers on of each half of a block of 128 columns of bf16: 16 words, two columns each."""
+    half: tl.constexpr = 32
+    words = load_activations(pointers) + load_activations(pointers + 4)
+    return words + load_activations(pointers + half) + load_activations(pointers + half + 4)
+
+
+@triton.jit
+def _load_weight_block(pointers):
+    """The four words from pointers on of each half of a block of 128 columns of e4m3: 8 words, four columns each."""
+    return load_weights(pointers) + load_weights(pointers + 16)
+
+
+@triton.jit
+def _values(
+    inputs,
+    added,
+    factors,
+    angles,
+    turned,
+    sums,
+    present,
+    RESIDUAL: tl.constexpr,
+    NORM: tl.constexpr,
+    ROPE: tl.constexpr,
+    KEEP: tl.constexpr,
+):
+    """What is to be quantised of each warp's block of columns: the even and the odd ones of a thread's 32.
+
+    Args:
+        inputs, added, factors: pointers [WARPS, 4, TOKENS], [WARPS, 4, TOKENS], [WARPS, 4, 1] of x, of the residual and
+            of the norm's weight, as _load_block takes them.
+        angles, turned: with ROPE, pointers [1, 4, TOKENS] to int32 of a thread's cosines and sines, and which of the
+            blocks end a head.
+        sums, present: with KEEP, pointers as inputs and a mask: x + residual goes there.
+
+    Returns:
+        Two tuples of 16 [WARPS, 4, TOKENS] fp32, and the sum of the squares without the norm's weight.
+    """
+    pairs = _load_block(inputs)
+    if RESIDUAL:
+        others = _load_block(added)
+    if NORM:
+        weights = _load_block(factors)
+    low = ()
+    high = ()
+    squares = 0.0
+    for i in tl.static_range(16):
+        a, b = bf16_values(pairs[i])
+        if RESIDUAL:
+            c, d = bf16_values(others[i])
+            a += c
+            b += d
+            if KEEP:
+                tl.store(sums + (i % 8 + i // 8 * 32), bf16_word(a, b), mask=present)
+        if NORM:
+            squares += a * a + b * b
+            c, d = bf16_values(weights[i])
+            a *= c
+            b *= d
+        if ROPE and i >= 8:
+            # Two pairs of a cosine and a sine in a load.
+            if i % 2 == 0:
+                two = load_activations(angles + 2 * (i - 8))
+            cos = tl.where(turned, two[i % 2 * 2].to(tl.float32, bitcast=True), 1.0)
+            sin = tl.where(turned, two[i % 2 * 2 + 1].to(tl.float32, bitcast=True), 0.0)
+            a, b = a * cos + b * sin, b * cos - a * sin
+        low = low + (a,)
+        high = high + (b,)
+    return low, high, squares
 
 
 @triton.jit
@@ -82,69 +149,120 @@ def linear_kernel(
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
-    TURN: tl.constexpr,
+    WARPS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     NORM: tl.constexpr,
     ROPE: tl.constexpr,
     UE8M0: tl.constexpr,
-    STAGES: tl.constexpr,
+    SETTLED: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """out of ROWS of weight's GROUPS * COLUMNS rows, over one of SPLITS shares of DEPTH, for TOKENS tokens.
 
-    The grid is (blocks of ROWS rows, SPLITS, blocks of TOKENS tokens). The rows of group g multiply the DEPTH columns
-    of x from g * DEPTH on. A turn of the loop takes TURN blocks of 128 columns; with ROPE four, a head, whose last 64
-    columns are turned back.
+    x, residual, residual_out, norm_weight and weight are int32: two bf16 or four e4m3. The grid is (blocks of ROWS
+    rows, SPLITS, blocks of TOKENS tokens). The rows of group g multiply the DEPTH columns of x from g * DEPTH on. Each
+    warp takes a block of 128 columns a turn, so that up to the final sum no warp waits for another. With ROPE the last
+    64 columns of each four blocks, a head, are turned back.
     """
-    SHARE: tl.constexpr = DEPTH // 128 // SPLITS
+    BLOCKS: tl.constexpr = DEPTH // 128
+    TURNS: tl.constexpr = BLOCKS // SPLITS // WARPS
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row = tile * ROWS + tl.arange(0, ROWS)
     token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
-    present = token < tokens
-    k = tl.arange(0, 128)
-    row_start = weight + row.to(tl.int64) * DEPTH + split * (SHARE * 128)
-    if PDL:
-        # The weights do not depend on the kernel before this one, so they can be on their way while it ends.
-        if SHARE & (SHARE - 1) == 0:
-            prefetch_l2(row_start[:, None] + tl.arange(0, SHARE)[None, :] * 128)
+    # What is absent reads what is there.
+    there = tl.minimum(token, tokens - 1)[None, None, :]
+    first = split * (TURNS * WARPS) + tl.arange(0, WARPS)
+    block = first[:, None, None]
+    thread = tl.arange(0, 4)
+    weights = weight + row.to(tl.int64)[None, :, None] * (DEPTH // 4) + block * 32 + (thread * 4)[None, None, :]
+    weight_scale += tile * ROWS // 128 * BLOCKS + first
+    column = block * 64 + (thread * 8)[None, :, None]
+    inputs = x + there * (x_stride // 2) + tile * ROWS // COLUMNS * (DEPTH // 2) + column
+    added = residual + there * (residual_stride // 2) + column
+    sums = residual_out + there * (DEPTH // 2) + column
+    factors = norm_weight + column
+    angles = rope.to(tl.pointer_type(tl.int32)) + tl.load(positions + there) * 64 + (thread * 16)[None, :, None]
+    # The first rows' programs store x + residual.
+    present = (token < tokens)[None, None, :] & (tile == 0)
+    # The weights do not depend on the kernel before this one: the first turn's are on their way while it ends.
+    words = _load_weight_block(weights)
+    w_scale = scale_value(tl.load(weight_scale))
+    if PDL and not SETTLED:
         tl.extra.cuda.gdc_wait()
+    if PDL and (EARLY or not SETTLED):
         tl.extra.cuda.gdc_launch_dependents()
-    weights = row_start[:, None] + k[None, :]
-    weight_scale += tile * ROWS // 128 * (DEPTH // 128) + split * SHARE
-    first = split * (SHARE * 128) + k
-    inputs = x + token[:, None] * x_stride + (tile * ROWS // COLUMNS * DEPTH + first)[None, :]
-    if RESIDUAL:
-        added = residual + token[:, None] * residual_stride + first[None, :]
-        sums = residual_out + token[:, None] * DEPTH + first[None, :]
-    if ROPE:
-        pair = tl.arange(0, 64) - 32
-        angle = rope + tl.load(positions + token, mask=present, other=0)[:, None] * 64 + 2 * pair[None, :]
-        turning = present[:, None] & (pair >= 0)[None, :]
-        cos = tl.load(angle, mask=turning, other=1.0)
-        sin = tl.load(angle + 1, mask=turning, other=0.0)
 
-    acc = tl.zeros((ROWS, TOKENS), tl.float32)
-    squares = tl.zeros((TOKENS,), tl.float32)
-    for turn in tl.range(0, SHARE // TURN, num_stages=STAGES):
-        for part in tl.static_range(TURN):
-            block = turn * TURN + part
-            w = tl.load(weights + block * 128)
-            w_scale = scale_value(tl.load(weight_scale + block))
-            value = tl.load(inputs + block * 128, mask=present[:, None], other=0.0).to(tl.float32)
-            if RESIDUAL:
-                value += tl.load(added + block * 128, mask=present[:, None], other=0.0).to(tl.float32)
-                if tile == 0:
-                    tl.store(sums + block * 128, to_bf16(value), mask=present[:, None])
-            if NORM:
-                squares += tl.sum(value * value, 1)
-                value *= tl.load(norm_weight + first + block * 128).to(tl.float32)[None, :]
-            if ROPE and part == 3:
-                value = _turn_back(value, cos, sin, TOKENS)
-            q, scale = quantise(value, UE8M0)
-            acc += tl.dot(w, tl.trans(q)) * (scale * w_scale)[None, :]
+    acc = tl.zeros((WARPS, ROWS, TOKENS), tl.float32)
+    squares = tl.zeros((WARPS, 4, TOKENS), tl.float32)
+    for turn in tl.range(0, TURNS, num_stages=1):
+        step = turn * (WARPS * 64)
+        if TURNS > 1:
+            following = tl.minimum(turn + 1, TURNS - 1) * WARPS
+            next_words = _load_weight_block(weights + following * 32)
+            next_w_scale = scale_value(tl.load(weight_scale + following))
+        turned = (block + turn * WARPS) % 4 == 3
+        # The values are read once more for the product: then Triton needs no exchange between threads for them, which
+        # their maximum would ask for.
+        low, high, more = _values(
+            inputs + step,
+            added + step,
+            factors + step,
+            angles,
+            turned,
+            sums + step,
+            present,
+            RESIDUAL,
+            NORM,
+            ROPE,
+            RESIDUAL,
+        )
+        squares += more
+        maximum = tl.maximum(tl.abs(low[0]), tl.abs(high[0]))
+        for i in tl.static_range(1, 16):
+            maximum = tl.maximum(maximum, tl.maximum(tl.abs(low[i]), tl.abs(high[i])))
+        scale, inverse = _scale(tl.max(maximum, 1), UE8M0)
+        inverse = tl.reshape(inverse, (WARPS, 1, TOKENS))
+        low, high, _ = _values(
+            inputs + step,
+            added + step,
+            factors + step,
+            angles,
+            turned,
+            sums + step,
+            present,
+            RESIDUAL,
+            NORM,
+            ROPE,
+            False,
+        )
+        rounded_low = ()
+        rounded_high = ()
+        for i in tl.static_range(16):
+            a, b = round_to_e4m3(low[i] * inverse, high[i] * inverse)
+            rounded_low = rounded_low + (a,)
+            rounded_high = rounded_high + (b,)
+        product = dot(e4m3_rows(words, WARPS, ROWS), e4m3_columns(rounded_low, rounded_high, WARPS, TOKENS))
+        acc += product * (scale * w_scale[:, None] * E4M3_FACTOR)[:, None, :]
+        if TURNS > 1:
+            words = next_words
+            w_scale = next_w_scale
 
+    if WARPS > 1:
+        # Faster than a sum over the first dimension, for which every warp gets every result.
+        left, right = tl.split(acc.permute(1, 2, 0).reshape(ROWS, TOKENS, WARPS // 2, 2))
+        acc = tl.sum(left + right, 2)
+    else:
+        acc = tl.sum(acc, 0)
+    if NORM:
+        squares = tl.sum(tl.sum(squares, 1), 0)
+    if PDL and SETTLED:
+        tl.extra.cuda.gdc_wait()
+        if not EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
     result = token[None, :] * (GROUPS * COLUMNS) + row[:, None]
+    present = token < tokens
     if SPLITS > 1:
         SIZE: tl.constexpr = GROUPS * COLUMNS
         tl.store(partial + split * tokens * SIZE + result, acc, mask=present[None, :])
@@ -157,7 +275,8 @@ def linear_kernel(
             return
         tl.store(arrival, 0)
         acc = tl.zeros((ROWS, TOKENS), tl.float32)
-        squares = tl.zeros((TOKENS,), tl.float32)
+        if NORM:
+            squares = tl.zeros((TOKENS,), tl.float32)
         for s in tl.static_range(SPLITS):
             acc += tl.load(partial + s * tokens * SIZE + result, mask=present[None, :], other=0.0, cache_modifier=".cg")
             if NORM:
@@ -180,47 +299,30 @@ class Plan:
         rows: weight rows a program takes, at most 128.
         splits: shares of K.
         tokens: tokens a program takes.
-        turn: blocks of 128 columns a turn of the loop takes.
-        warps, stages: of the launch.
+        warps: of a program; each takes a block of 128 columns a turn.
     """
 
     rows: int
     splits: int
     tokens: int
-    turn: int
     warps: int
-    stages: int
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(tokens: int, rows: int, depth: int, sms: int, shared: int, unit: int = 1, inputs: int = 1) -> Plan:
+def plan(tokens: int, rows: int, depth: int, sms: int) -> Plan:
     """Choose the blocks from the shapes; the choices are those of a sweep on an H200 (benchmarks/log.md).
 
     Args:
         tokens: of the call.
         rows, depth: of the weight, all groups together.
         sms: streaming multiprocessors.
-        shared: bytes of shared memory a program may use.
-        unit: blocks of 128 columns that a turn must keep together.
-        inputs: activation tensors that are read: x, and the residual.
     """
     blocks = depth // BLOCK
-    padded = min(32 if inputs * unit <= 4 else 16, max(8, triton.next_power_of_2(tokens)))
-    warps = 8 if padded == 16 and inputs == 1 else 4
-    block_rows = 128 if rows // 128 >= (0.9 if warps == 4 else 0.45) * sms and unit == 1 else 64
-    programs, splits = rows // block_rows, 1
-    if block_rows == 64 and programs < 0.9 * sms:
-        while programs * splits < sms and blocks % (2 * splits * unit) == 0 and blocks // (2 * splits) >= 4:
-            splits *= 2
-    turn = max(unit, math.gcd(4 if splits > 1 and tokens > 8 else 2, blocks // splits))
-
-    def bytes_needed(turn: int, stages: int) -> int:
-        return turn * BLOCK * (block_rows + padded * (2 * inputs + 1)) * (stages - 1) + SPARE_BYTES
-
-    while turn > unit and bytes_needed(turn, STAGES) > shared:
-        turn //= 2
-    stages = STAGES if bytes_needed(turn, STAGES) <= shared else 2
-    return Plan(block_rows, splits, padded, turn, warps, stages)
+    padded = 8 if tokens <= 8 else 16
+    splits = 1
+    while rows // 64 * splits < 0.9 * sms and blocks % (2 * splits) == 0 and blocks // (2 * splits) >= 4:
+        splits *= 2
+    return Plan(64, splits, padded, math.gcd(8, blocks // splits))
 
 
 def fp8_block_linear(
@@ -233,6 +335,7 @@ def fp8_block_linear(
     norm_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
     ue8m0: bool = False,
+    settled: bool = False,
     out: torch.Tensor | None = None,
     chosen: Plan | None = None,
 ) -> torch.Tensor:
@@ -255,6 +358,8 @@ def fp8_block_linear(
         norm_weight: [K] bfloat16.
         eps: of the RMSNorm.
         ue8m0: activation scales are powers of two.
+        settled: x is older than what the kernel right before this one writes (`checks.has_dependent_launch`); not with
+            residual_out.
         out: [rows, N] bfloat16, contiguous; allocated when None.
         chosen: cut the call this way, not as `plan` says.
 
@@ -280,6 +385,8 @@ def fp8_block_linear(
         require(residual_out, "residual_out", torch.bfloat16, (tokens, depth))
     elif residual_out is not None:
         raise ValueError("residual_out without residual")
+    if settled and residual is not None:
+        raise ValueError("settled with residual, whose sum is stored early")
     if norm_weight is not None:
         require(norm_weight, "norm_weight", torch.bfloat16, (depth,))
     if out is None:
@@ -296,14 +403,7 @@ def fp8_block_linear(
     )
     launch(
         chosen
-        or plan(
-            tokens,
-            columns,
-            depth,
-            sm_count(x.device),
-            shared_bytes(x.device),
-            inputs=1 if residual is None else 2,
-        ),
+        or plan(tokens, columns, depth, sm_count(x.device)),
         x,
         weight,
         weight_scale,
@@ -314,6 +414,7 @@ def fp8_block_linear(
         residual_out=residual_out,
         norm_weight=norm_weight,
         eps=eps,
+        settled=settled,
     )
     return out
 
@@ -341,6 +442,7 @@ def launch(
     eps: float = 0.0,
     positions: torch.Tensor | None = None,
     rope: torch.Tensor | None = None,
+    settled: bool = False,
 ) -> None:
     """The kernel on checked arguments: x [tokens, groups * K], weight of groups * N rows of K columns."""
     tokens, depth = x.shape[0], weight.shape[-1]
@@ -356,21 +458,22 @@ def launch(
         if grid[0] * grid[2] > MAX_TILES:
             raise ValueError(f"at most {MAX_TILES} blocks can share K, got {grid[0]} x {grid[2]}")
     pdl = has_dependent_launch(x.device)
+    stride, x = x.stride(0), x.view(torch.int32)
     linear_kernel[grid](
         x,
-        x if residual is None else residual,
-        out if residual_out is None else residual_out,
-        x if norm_weight is None else norm_weight,
+        x if residual is None else residual.view(torch.int32),
+        x if residual_out is None else residual_out.view(torch.int32),
+        x if norm_weight is None else norm_weight.view(torch.int32),
         x if positions is None else positions,
         x if rope is None else rope,
-        weight,
+        weight.view(torch.int32),
         weight_scale.view(torch.uint8) if weight_scale.dtype == torch.float8_e8m0fnu else weight_scale,
         out,
         partial,
         squares,
         arrivals,
         tokens,
-        x.stride(0),
+        stride,
         0 if residual is None else residual.stride(0),
         eps,
         COLUMNS=rows // groups,
@@ -379,15 +482,15 @@ def launch(
         SPLITS=cut.splits,
         ROWS=cut.rows,
         TOKENS=cut.tokens,
-        TURN=cut.turn,
+        WARPS=cut.warps,
         RESIDUAL=residual is not None,
         NORM=norm_weight is not None,
         ROPE=rope is not None,
         UE8M0=ue8m0,
-        STAGES=cut.stages,
+        SETTLED=settled,
+        EARLY=EARLY_FLAG[0],
         PDL=pdl,
         num_warps=cut.warps,
-        num_stages=cut.stages,
         **({"launch_pdl": True} if pdl else {}),
     )
 
@@ -424,8 +527,7 @@ def compile_cases() -> Iterator[CompileCase]:
     for columns, depth in shapes:
         for tokens in (1, 16, 64):
             for name, flags in PROLOGUES.items():
-                inputs = 2 if flags["RESIDUAL"] else 1
-                cut = plan(tokens, columns, depth, 188, LIMITS[120].shared_per_block, inputs=inputs)
+                cut = plan(tokens, columns, depth, 188)
                 if name == "plain" or (columns, depth) == (8192, 1024):
                     key = (cut, depth if flags["NORM"] else 0, name)
                     if key in seen:
@@ -452,12 +554,12 @@ def linear_case(
         shape=shape,
         kernel=linear_kernel,
         arguments={
-            **dict.fromkeys(("x", "residual", "residual_out", "norm_weight", "out"), "*bf16:16"),
+            **dict.fromkeys(("x", "residual", "residual_out", "norm_weight", "weight"), "*i32:16"),
+            "out": "*bf16:16",
             **dict.fromkeys(("partial", "partial_squares"), "*fp32:16" if cut.splits > 1 else "*bf16:16"),
             "arrivals": "*i32:16" if cut.splits > 1 else "*bf16:16",
-            "positions": "*i64:16" if rope else "*bf16:16",
-            "rope": "*fp32:16" if rope else "*bf16:16",
-            "weight": "*fp8e4nv:16",
+            "positions": "*i64:16" if rope else "*i32:16",
+            "rope": "*fp32:16" if rope else "*i32:16",
             "weight_scale": "*u8:16" if flags["UE8M0"] else "*fp32:16",
             **dict.fromkeys(("x_stride", "residual_stride"), "i32:16"),
             "tokens": "i32",
@@ -470,14 +572,13 @@ def linear_case(
             "SPLITS": cut.splits,
             "ROWS": cut.rows,
             "TOKENS": cut.tokens,
-            "TURN": cut.turn,
+            "WARPS": cut.warps,
             "ROPE": rope,
-            "STAGES": cut.stages,
+            "SETTLED": False, "EARLY": False,
             "PDL": True,
             **flags,
         },
         num_warps=cut.warps,
-        num_stages=cut.stages,
         uses_mma=True,
         options={"launch_pdl": True},
     )
