@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from sm120_kernels.interpret import INTERPRETED
-from sm120_kernels.unpack import e2m1_pairs, e4m3_fp16_pairs, e4m3_pairs, halves
+from sm120_kernels.unpack import e2m1_pairs, e4m3_pairs, halves
 
 # Neighbouring columns of a bf16 operand that Triton gives a thread where the operand is joined from parts: 3.6 counts
 # the parts as narrower than they are. A wrong guess costs time, not correctness.
@@ -119,60 +119,3 @@ def e4m3_tokens(p, q, r, s, TOKENS: tl.constexpr):
     e, g = halves(r)
     f, h = halves(s)
     return _token_operand(a, b, c, d, e, f, g, h, TOKENS)
-
-
-@triton.jit
-def _join_eight(a, b, c, d, e, f, g, h):
-    return tl.join(tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h)))
-
-
-@triton.jit
-def _rows_of_two(first, second):
-    a, b, c, d = e4m3_fp16_pairs(first)
-    e, f, g, h = e4m3_fp16_pairs(second)
-    return _join_eight(a, b, c, d, e, f, g, h)
-
-
-@triton.jit
-def e4m3_rows(words, WARPS: tl.constexpr, ROWS: tl.constexpr):
-    """For WARPS products at once, a warp each: weights [WARPS, ROWS, 128] fp16, times 2 ** -8.
-
-    Args:
-        words: eight [WARPS, ROWS, 4] int32 of four e4m3 each: a thread's 32 columns.
-    """
-    value = tl.join(
-        tl.join(_rows_of_two(words[0], words[1]), _rows_of_two(words[2], words[3])),
-        tl.join(_rows_of_two(words[4], words[5]), _rows_of_two(words[6], words[7])),
-    )
-    value = value.permute(0, 1, 7, 6, 5, 2, 4, 3) if _NEIGHBOURS == 4 else value.permute(0, 1, 7, 6, 5, 4, 2, 3)
-    return value.reshape(WARPS, ROWS, 128)
-
-
-@triton.jit
-def _columns_of_eight(low, high, first: tl.constexpr):
-    # Two columns of a word next to each other: they move together.
-    return _join_eight(
-        low[first],
-        high[first],
-        low[first + 1],
-        high[first + 1],
-        low[first + 2],
-        high[first + 2],
-        low[first + 3],
-        high[first + 3],
-    )
-
-
-@triton.jit
-def e4m3_columns(low, high, WARPS: tl.constexpr, TOKENS: tl.constexpr):
-    """x [WARPS, 128, TOKENS] in the column order of `e4m3_rows`.
-
-    Args:
-        low, high: the even and the odd ones of a thread's 32 columns, sixteen [WARPS, 4, TOKENS] fp16 each.
-    """
-    value = tl.join(
-        tl.join(_columns_of_eight(low, high, 0), _columns_of_eight(low, high, 4)),
-        tl.join(_columns_of_eight(low, high, 8), _columns_of_eight(low, high, 12)),
-    )
-    value = value.permute(0, 7, 6, 5, 1, 4, 3, 2) if _NEIGHBOURS == 4 else value.permute(0, 7, 6, 5, 4, 1, 3, 2)
-    return value.reshape(WARPS, 128, TOKENS)

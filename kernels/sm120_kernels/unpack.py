@@ -8,10 +8,9 @@ are done at once (inline PTX for any GPU); the interpreter gets fp32 in place of
 import triton
 import triton.language as tl
 
-from sm120_kernels.interpret import INTERPRETED, to_bf16, to_e4m3
+from sm120_kernels.interpret import INTERPRETED
 
-# E2M1 in bf16 is the value times 2 ** -126, in e4m3 times 2 ** -6; e4m3 in bf16 is the value times 2 ** -120, in fp16
-# times 2 ** -8.
+# E2M1 in bf16 is the value times 2 ** -126, in e4m3 times 2 ** -6; e4m3 in bf16 is the value times 2 ** -120.
 
 # $2 holds bytes b3 b2 b1 b0; results: their low halves, then their high halves.
 _E2M1_TO_E4M3 = tl.constexpr("""
@@ -62,38 +61,6 @@ lop3.b32 $0, u, 0x80008000, t, 0xEA;
 shr.u32 t, $2, 4;
 and.b32 t, t, 0x07F007F0;
 lop3.b32 $1, $2, 0x80008000, t, 0xEA;
-}
-""")
-# $2 holds four codes; results: codes 0 and 1, and 2 and 3.
-_E4M3_FP16_PAIRS = tl.constexpr("""
-{
-.reg .b32 t, u;
-prmt.b32 u, $2, 0, 0x1404;
-shr.u32 t, u, 1;
-and.b32 t, t, 0x3F803F80;
-lop3.b32 $0, u, 0x80008000, t, 0xEA;
-prmt.b32 u, $2, 0, 0x3424;
-shr.u32 t, u, 1;
-and.b32 t, t, 0x3F803F80;
-lop3.b32 $1, u, 0x80008000, t, 0xEA;
-}
-""")
-import os
-HW = bool(int(os.environ.get('HWCVT','0')))
-if HW:
-    _E4M3_FP16_PAIRS = tl.constexpr("""
-{
-.reg .b16 l, h;
-mov.b32 {l, h}, $2;
-cvt.rn.f16x2.e4m3x2 $0, l;
-cvt.rn.f16x2.e4m3x2 $1, h;
-}
-""")
-_ROUND_TO_E4M3 = tl.constexpr("""
-{
-.reg .b16 t;
-cvt.rn.satfinite.e4m3x2.f32 t, $2, $1;
-cvt.rn.f16x2.e4m3x2 $0, t;
 }
 """)
 
@@ -150,57 +117,6 @@ def e4m3_pairs(word):
         a, b = halves(p)
         c, d = halves(q)
     return a, b, c, d
-
-
-@triton.jit
-def e4m3_fp16_pairs(word):
-    """Codes 0, 1, 2, 3 of int32 `word`, low bits first, as fp16 times 2 ** -8."""
-    if INTERPRETED:
-        a = _e4m3(word) * 2.0**112
-        b = _e4m3(word >> 8) * 2.0**112
-        c = _e4m3(word >> 16) * 2.0**112
-        d = _e4m3(word >> 24) * 2.0**112
-    else:
-        p, q = tl.inline_asm_elementwise(
-            _E4M3_FP16_PAIRS, "=&r,=r,r", [word], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
-        )
-        a, b = _fp16_halves(p)
-        c, d = _fp16_halves(q)
-    return a, b, c, d
-
-
-@triton.jit
-def round_to_e4m3(a, b):
-    """fp32 a and b rounded to e4m3, as fp16, which holds every e4m3 value."""
-    if INTERPRETED:
-        low = to_e4m3(a).to(tl.float32)
-        high = to_e4m3(b).to(tl.float32)
-    else:
-        pair = tl.inline_asm_elementwise(
-            _ROUND_TO_E4M3, "=r,f,f", [a, b], dtype=tl.int32, is_pure=True, pack=1
-        )
-        low, high = _fp16_halves(pair)
-    return low, high
-
-
-@triton.jit
-def _fp16_halves(pairs):
-    low = pairs.to(tl.int16).to(tl.float16, bitcast=True)
-    high = (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True)
-    return low, high
-
-
-@triton.jit
-def bf16_values(pairs):
-    """fp32 of the two bf16 values in each int32, low half first."""
-    return _fp32(pairs), (pairs & -65536).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def bf16_word(low, high):
-    """int32 of two fp32 values rounded to bf16."""
-    low = to_bf16(low).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    return low | (to_bf16(high).to(tl.int16, bitcast=True).to(tl.int32) << 16)
 
 
 @triton.jit

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sm120_kernels.aot import LIMITS
 from sm120_kernels.ops.fp8_block_linear import Plan, fp8_block_linear, plan
 from sm120_kernels.reference import fp8_block_linear as reference
 
@@ -42,8 +43,8 @@ def test_any_call_equals_the_float64_reference(
     out = torch.full((tokens, columns), torch.nan, dtype=torch.bfloat16)
     total = torch.full((tokens, depth), torch.nan, dtype=torch.bfloat16) if residual else None
     splits = splits if blocks % splits == 0 else 1
-    warps = 2 if blocks // splits % 2 == 0 else 1
-    fp8_block_linear(**call, residual_out=total, out=out, chosen=Plan(64, splits, 8, warps))
+    turn = 2 if blocks // splits % 2 == 0 else 1
+    fp8_block_linear(**call, residual_out=total, out=out, chosen=Plan(64, splits, 8, turn, 4))
     assert error(out, reference.fp8_block_linear(**call)) <= 1e-2
     assert error(out, reference.fp8_block_linear(**call, rounded=False)) <= 5e-2
     if total is not None:
@@ -98,12 +99,18 @@ def test_a_wrong_argument_is_refused_with_its_name(change: dict, message: str) -
 @given(
     tokens=st.integers(1, 300),
     rows=st.integers(1, 200).map(lambda n: 128 * n),
-    blocks=st.integers(1, 64),
+    depth=st.integers(1, 64).map(lambda n: 128 * n),
     sms=st.sampled_from([1, 132, 188]),
+    unit=st.sampled_from([1, 4]),
+    inputs=st.sampled_from([1, 2]),
 )
-def test_a_plan_cuts_every_shape_into_whole_blocks(tokens: int, rows: int, blocks: int, sms: int) -> None:
-    cut = plan(tokens, rows, 128 * blocks, sms)
-    assert rows % cut.rows == 0 and cut.rows <= 128
-    assert blocks % (cut.splits * cut.warps) == 0
-    assert cut.warps in (1, 2, 4, 8)
-    assert cut.tokens in (8, 16)
+def test_a_plan_cuts_every_shape_into_whole_blocks_that_fit_sm_120(
+    tokens: int, rows: int, depth: int, sms: int, unit: int, inputs: int
+) -> None:
+    depth *= unit
+    cut = plan(tokens, rows, depth, sms, LIMITS[120].shared_per_block, unit, inputs)
+    assert rows % cut.rows == 0 and cut.rows in (64, 128)
+    assert depth // 128 % (cut.splits * cut.turn) == 0 and cut.turn % unit == 0
+    assert cut.tokens in (8, 16, 32)
+    buffers = cut.turn * 128 * (cut.rows + cut.tokens * 2 * inputs) * (cut.stages - 1)
+    assert buffers < LIMITS[120].shared_per_block

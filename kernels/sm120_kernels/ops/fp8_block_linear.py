@@ -26,22 +26,46 @@ from sm120_kernels.checks import (
     require_rows,
     sm_count,
 )
-from sm120_kernels.fragments import e4m3_columns, e4m3_rows, load_activations, load_weights
-from sm120_kernels.interpret import dot, to_bf16
-from sm120_kernels.unpack import bf16_values, bf16_word, round_to_e4m3, scale_value
+from sm120_kernels.interpret import to_bf16, to_e4m3
+from sm120_kernels.unpack import scale_value
 
 BLOCK = 128
 E4M3_MAX = tl.constexpr(448.0)
 SMALLEST_MAXIMUM = tl.constexpr(1e-10)
-# e4m3 weights in fp16 lack it.
-E4M3_FACTOR = tl.constexpr(2.0**8)
 MAX_TILES = 65536
 EARLY_FLAG = [False]
 
 
 @triton.jit
+def _maxima_of_2(a, b, c, d):
+    return tl.maximum(a, c), tl.maximum(b, d)
+
+
+@triton.jit
+def _maxima_of_4(a, b, c, d, e, f, g, h):
+    return tl.maximum(a, e), tl.maximum(b, f), tl.maximum(c, g), tl.maximum(d, h)
+
+
+@triton.jit
+def _maxima(values, COUNT: tl.constexpr):
+    """The largest magnitude of each row of COUNT tensors, side by side: one after another each would wait for its own."""
+    magnitudes = ()
+    for i in tl.static_range(COUNT):
+        magnitudes = magnitudes + (tl.abs(values[i]),)
+    if COUNT == 1:
+        maxima = (tl.max(magnitudes[0], 1),)
+    elif COUNT == 2:
+        maxima = tl.reduce(magnitudes, 1, _maxima_of_2)
+    else:
+        maxima = tl.reduce(magnitudes[:4], 1, _maxima_of_4)
+        if COUNT == 8:
+            maxima = maxima + tl.reduce(magnitudes[4:], 1, _maxima_of_4)
+    return maxima
+
+
+@triton.jit
 def _scale(maximum, UE8M0: tl.constexpr):
-    """The fp32 scale of 128 values of that largest magnitude, and its inverse."""
+    """The fp32 scale of values of that largest magnitude, and its inverse."""
     scale = tl.maximum(maximum, SMALLEST_MAXIMUM) / E4M3_MAX
     if UE8M0:
         exponent = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) >> 23
@@ -53,79 +77,33 @@ def _scale(maximum, UE8M0: tl.constexpr):
 
 
 @triton.jit
-def _load_block(pointers):
-    """The 8 words from pointers on of each half of a block of 128 columns of bf16: 16 words, two columns each."""
-    half: tl.constexpr = 32
-    words = load_activations(pointers) + load_activations(pointers + 4)
-    return words + load_activations(pointers + half) + load_activations(pointers + half + 4)
+def _load_weights(weights, scales, TURN: tl.constexpr):
+    """TURN blocks of 128 columns from the pointers [ROWS, 128] on, and their fp32 scales."""
+    found = ()
+    found_scales = ()
+    for part in tl.static_range(TURN):
+        found = found + (tl.load(weights + part * 128),)
+        found_scales = found_scales + (scale_value(tl.load(scales + part)),)
+    return found, found_scales
 
 
 @triton.jit
-def _load_weight_block(pointers):
-    """The four words from pointers on of each half of a block of 128 columns of e4m3: 8 words, four columns each."""
-    return load_weights(pointers) + load_weights(pointers + 16)
+def _turn_back(value, cos, sin, TOKENS: tl.constexpr):
+    """value [TOKENS, 128] with each pair of columns (a, b), read as a + bi, times cos - i sin."""
+    a, b = tl.split(value.reshape(TOKENS, 64, 2))
+    return tl.join(a * cos + b * sin, b * cos - a * sin).reshape(TOKENS, 128)
 
 
 @triton.jit
-def _values(
-    inputs,
-    added,
-    factors,
-    angles,
-    turned,
-    sums,
-    present,
-    RESIDUAL: tl.constexpr,
-    NORM: tl.constexpr,
-    ROPE: tl.constexpr,
-    KEEP: tl.constexpr,
-):
-    """What is to be quantised of each warp's block of columns: the even and the odd ones of a thread's 32.
-
-    Args:
-        inputs, added, factors: pointers [WARPS, 4, TOKENS], [WARPS, 4, TOKENS], [WARPS, 4, 1] of x, of the residual and
-            of the norm's weight, as _load_block takes them.
-        angles, turned: with ROPE, pointers [1, 4, TOKENS] to int32 of a thread's cosines and sines, and which of the
-            blocks end a head.
-        sums, present: with KEEP, pointers as inputs and a mask: x + residual goes there.
-
-    Returns:
-        Two tuples of 16 [WARPS, 4, TOKENS] fp32, and the sum of the squares without the norm's weight.
-    """
-    pairs = _load_block(inputs)
-    if RESIDUAL:
-        others = _load_block(added)
-    if NORM:
-        weights = _load_block(factors)
-    low = ()
-    high = ()
-    squares = 0.0
-    for i in tl.static_range(16):
-        a, b = bf16_values(pairs[i])
-        if RESIDUAL:
-            c, d = bf16_values(others[i])
-            a += c
-            b += d
-            if KEEP:
-                tl.store(sums + (i % 8 + i // 8 * 32), bf16_word(a, b), mask=present)
-        if NORM:
-            squares += a * a + b * b
-            c, d = bf16_values(weights[i])
-            a *= c
-            b *= d
-        if ROPE and i >= 8:
-            # Two pairs of a cosine and a sine in a load.
-            if i % 2 == 0:
-                two = load_activations(angles + 2 * (i - 8))
-            cos = tl.where(turned, two[i % 2 * 2].to(tl.float32, bitcast=True), 1.0)
-            sin = tl.where(turned, two[i % 2 * 2 + 1].to(tl.float32, bitcast=True), 0.0)
-            a, b = a * cos + b * sin, b * cos - a * sin
-        low = low + (a,)
-        high = high + (b,)
-    return low, high, squares
+def _load_inputs(inputs, TURN: tl.constexpr, wanted):
+    """TURN blocks of 128 columns from the pointers [TOKENS, 128] on."""
+    found = ()
+    for part in tl.static_range(TURN):
+        found = found + (tl.load(inputs + part * 128, mask=wanted, other=0.0),)
+    return found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turns"])
 def linear_kernel(
     x,
     residual,
@@ -142,6 +120,7 @@ def linear_kernel(
     tokens,
     x_stride,
     residual_stride,
+    turns,
     eps,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -149,7 +128,7 @@ def linear_kernel(
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
-    WARPS: tl.constexpr,
+    TURN: tl.constexpr,
     RESIDUAL: tl.constexpr,
     NORM: tl.constexpr,
     ROPE: tl.constexpr,
@@ -160,109 +139,83 @@ def linear_kernel(
 ):
     """out of ROWS of weight's GROUPS * COLUMNS rows, over one of SPLITS shares of DEPTH, for TOKENS tokens.
 
-    x, residual, residual_out, norm_weight and weight are int32: two bf16 or four e4m3. The grid is (blocks of ROWS
-    rows, SPLITS, blocks of TOKENS tokens). The rows of group g multiply the DEPTH columns of x from g * DEPTH on. Each
-    warp takes a block of 128 columns a turn, so that up to the final sum no warp waits for another. With ROPE the last
-    64 columns of each four blocks, a head, are turned back.
+    The grid is (blocks of ROWS rows, SPLITS, blocks of TOKENS tokens). The rows of group g multiply the DEPTH columns
+    of x from g * DEPTH on. A turn of the loop takes TURN blocks of 128 columns; with ROPE four, a head, whose last 64
+    columns are turned back.
     """
-    BLOCKS: tl.constexpr = DEPTH // 128
-    TURNS: tl.constexpr = BLOCKS // SPLITS // WARPS
+    SHARE: tl.constexpr = DEPTH // 128 // SPLITS
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row = tile * ROWS + tl.arange(0, ROWS)
     token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
+    present = token < tokens
     # What is absent reads what is there.
-    there = tl.minimum(token, tokens - 1)[None, None, :]
-    first = split * (TURNS * WARPS) + tl.arange(0, WARPS)
-    block = first[:, None, None]
-    thread = tl.arange(0, 4)
-    weights = weight + row.to(tl.int64)[None, :, None] * (DEPTH // 4) + block * 32 + (thread * 4)[None, None, :]
-    weight_scale += tile * ROWS // 128 * BLOCKS + first
-    column = block * 64 + (thread * 8)[None, :, None]
-    inputs = x + there * (x_stride // 2) + tile * ROWS // COLUMNS * (DEPTH // 2) + column
-    added = residual + there * (residual_stride // 2) + column
-    sums = residual_out + there * (DEPTH // 2) + column
-    factors = norm_weight + column
-    angles = rope.to(tl.pointer_type(tl.int32)) + tl.load(positions + there) * 64 + (thread * 16)[None, :, None]
-    # The first rows' programs store x + residual.
-    present = (token < tokens)[None, None, :] & (tile == 0)
-    # The weights do not depend on the kernel before this one: the first turn's are on their way while it ends.
-    words = _load_weight_block(weights)
-    w_scale = scale_value(tl.load(weight_scale))
+    there = tl.minimum(token, tokens - 1)
+    k = tl.arange(0, 128)
+    weights = weight + row.to(tl.int64)[:, None] * DEPTH + (split * (SHARE * 128) + k)[None, :]
+    weight_scale += tile * ROWS // 128 * (DEPTH // 128) + split * SHARE
+    first = split * (SHARE * 128) + k
+    inputs = x + there[:, None] * x_stride + (tile * ROWS // COLUMNS * DEPTH + first)[None, :]
+    if RESIDUAL:
+        added = residual + there[:, None] * residual_stride + first[None, :]
+        sums = residual_out + token[:, None] * DEPTH + first[None, :]
+    # The weights do not depend on the kernel before this one, so the first turn's are on their way while it ends.
+    w, w_scale = _load_weights(weights, weight_scale, TURN)
+    if ROPE:
+        pair = tl.arange(0, 64) - 32
+        angle = rope + tl.load(positions + there)[:, None] * 64 + 2 * pair[None, :]
+        turning = (pair >= 0)[None, :]
+        cos = tl.load(angle, mask=turning, other=1.0)
+        sin = tl.load(angle + 1, mask=turning, other=0.0)
     if PDL and not SETTLED:
         tl.extra.cuda.gdc_wait()
     if PDL and (EARLY or not SETTLED):
         tl.extra.cuda.gdc_launch_dependents()
 
-    acc = tl.zeros((WARPS, ROWS, TOKENS), tl.float32)
-    squares = tl.zeros((WARPS, 4, TOKENS), tl.float32)
-    for turn in tl.range(0, TURNS, num_stages=1):
-        step = turn * (WARPS * 64)
-        if TURNS > 1:
-            following = tl.minimum(turn + 1, TURNS - 1) * WARPS
-            next_words = _load_weight_block(weights + following * 32)
-            next_w_scale = scale_value(tl.load(weight_scale + following))
-        turned = (block + turn * WARPS) % 4 == 3
-        # The values are read once more for the product: then Triton needs no exchange between threads for them, which
-        # their maximum would ask for.
-        low, high, more = _values(
-            inputs + step,
-            added + step,
-            factors + step,
-            angles,
-            turned,
-            sums + step,
-            present,
-            RESIDUAL,
-            NORM,
-            ROPE,
-            RESIDUAL,
-        )
-        squares += more
-        maximum = tl.maximum(tl.abs(low[0]), tl.abs(high[0]))
-        for i in tl.static_range(1, 16):
-            maximum = tl.maximum(maximum, tl.maximum(tl.abs(low[i]), tl.abs(high[i])))
-        scale, inverse = _scale(tl.max(maximum, 1), UE8M0)
-        inverse = tl.reshape(inverse, (WARPS, 1, TOKENS))
-        low, high, _ = _values(
-            inputs + step,
-            added + step,
-            factors + step,
-            angles,
-            turned,
-            sums + step,
-            present,
-            RESIDUAL,
-            NORM,
-            ROPE,
-            False,
-        )
-        rounded_low = ()
-        rounded_high = ()
-        for i in tl.static_range(16):
-            a, b = round_to_e4m3(low[i] * inverse, high[i] * inverse)
-            rounded_low = rounded_low + (a,)
-            rounded_high = rounded_high + (b,)
-        product = dot(e4m3_rows(words, WARPS, ROWS), e4m3_columns(rounded_low, rounded_high, WARPS, TOKENS))
-        acc += product * (scale * w_scale[:, None] * E4M3_FACTOR)[:, None, :]
-        if TURNS > 1:
-            words = next_words
+    acc = tl.zeros((ROWS, TOKENS), tl.float32)
+    squares = tl.zeros((TOKENS,), tl.float32)
+    loaded = _load_inputs(inputs, TURN, True)
+    # As many turns as an argument says, though known: what is loaded ahead of such a loop the assembler leaves there,
+    # where it would else load block after block.
+    for turn in tl.range(0, turns, num_stages=1):
+        following = (turn + 1) * TURN
+        next_loaded = _load_inputs(inputs + following * 128, TURN, turn + 1 < turns)
+        if SHARE > TURN:
+            following = tl.minimum(following, SHARE - TURN)
+            next_w, next_w_scale = _load_weights(weights + following * 128, weight_scale + following, TURN)
+        values = ()
+        for part in tl.static_range(TURN):
+            column = (turn * TURN + part) * 128
+            value = loaded[part].to(tl.float32)
+            if RESIDUAL:
+                value += tl.load(added + column).to(tl.float32)
+                if tile == 0:
+                    tl.store(sums + column, to_bf16(value), mask=present[:, None])
+            if NORM:
+                squares += tl.sum(value * value, 1)
+                value *= tl.load(norm_weight + first + column).to(tl.float32)[None, :]
+            if ROPE and part % 4 == 3:
+                value = _turn_back(value, cos, sin, TOKENS)
+            values = values + (value,)
+        maxima = _maxima(values, TURN)
+        quantised = ()
+        scales = ()
+        for part in tl.static_range(TURN):
+            scale, inverse = _scale(maxima[part], UE8M0)
+            quantised = quantised + (tl.trans(to_e4m3(values[part] * inverse[:, None])),)
+            scales = scales + ((scale * w_scale[part])[None, :],)
+        for part in tl.static_range(TURN):
+            acc += tl.dot(w[part], quantised[part]) * scales[part]
+        if SHARE > TURN:
+            w = next_w
             w_scale = next_w_scale
+        loaded = next_loaded
 
-    if WARPS > 1:
-        # Faster than a sum over the first dimension, for which every warp gets every result.
-        left, right = tl.split(acc.permute(1, 2, 0).reshape(ROWS, TOKENS, WARPS // 2, 2))
-        acc = tl.sum(left + right, 2)
-    else:
-        acc = tl.sum(acc, 0)
-    if NORM:
-        squares = tl.sum(tl.sum(squares, 1), 0)
     if PDL and SETTLED:
         tl.extra.cuda.gdc_wait()
         if not EARLY:
             tl.extra.cuda.gdc_launch_dependents()
     result = token[None, :] * (GROUPS * COLUMNS) + row[:, None]
-    present = token < tokens
     if SPLITS > 1:
         SIZE: tl.constexpr = GROUPS * COLUMNS
         tl.store(partial + split * tokens * SIZE + result, acc, mask=present[None, :])
@@ -275,8 +228,7 @@ def linear_kernel(
             return
         tl.store(arrival, 0)
         acc = tl.zeros((ROWS, TOKENS), tl.float32)
-        if NORM:
-            squares = tl.zeros((TOKENS,), tl.float32)
+        squares = tl.zeros((TOKENS,), tl.float32)
         for s in tl.static_range(SPLITS):
             acc += tl.load(partial + s * tokens * SIZE + result, mask=present[None, :], other=0.0, cache_modifier=".cg")
             if NORM:
@@ -299,30 +251,34 @@ class Plan:
         rows: weight rows a program takes, at most 128.
         splits: shares of K.
         tokens: tokens a program takes.
-        warps: of a program; each takes a block of 128 columns a turn.
+        turn: blocks of 128 columns a turn of the loop takes: 1, 2, 4 or 8.
+        warps: of the launch.
     """
 
     rows: int
     splits: int
     tokens: int
+    turn: int
     warps: int
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(tokens: int, rows: int, depth: int, sms: int) -> Plan:
+def plan(tokens: int, rows: int, depth: int, sms: int, unit: int = 1) -> Plan:
     """Choose the blocks from the shapes; the choices are those of a sweep on an H200 (benchmarks/log.md).
 
     Args:
         tokens: of the call.
         rows, depth: of the weight, all groups together.
         sms: streaming multiprocessors.
+        unit: blocks of 128 columns that a turn must keep together.
     """
     blocks = depth // BLOCK
-    padded = 8 if tokens <= 8 else 16
+    padded = min(32, max(8, triton.next_power_of_2(tokens)))
     splits = 1
-    while rows // 64 * splits < 0.9 * sms and blocks % (2 * splits) == 0 and blocks // (2 * splits) >= 4:
+    while rows // 64 * splits < 0.9 * sms and blocks % (2 * splits * unit) == 0 and blocks // (2 * splits) >= 4:
         splits *= 2
-    return Plan(64, splits, padded, math.gcd(8, blocks // splits))
+    turn = max(unit, math.gcd(8 if padded <= 16 else 4, blocks // splits))
+    return Plan(64, splits, padded, turn, 8 if padded > 8 else 4)
 
 
 def fp8_block_linear(
@@ -359,7 +315,7 @@ def fp8_block_linear(
         eps: of the RMSNorm.
         ue8m0: activation scales are powers of two.
         settled: x is older than what the kernel right before this one writes (`checks.has_dependent_launch`); not with
-            residual_out.
+            residual.
         out: [rows, N] bfloat16, contiguous; allocated when None.
         chosen: cut the call this way, not as `plan` says.
 
@@ -458,23 +414,23 @@ def launch(
         if grid[0] * grid[2] > MAX_TILES:
             raise ValueError(f"at most {MAX_TILES} blocks can share K, got {grid[0]} x {grid[2]}")
     pdl = has_dependent_launch(x.device)
-    stride, x = x.stride(0), x.view(torch.int32)
     linear_kernel[grid](
         x,
-        x if residual is None else residual.view(torch.int32),
-        x if residual_out is None else residual_out.view(torch.int32),
-        x if norm_weight is None else norm_weight.view(torch.int32),
+        x if residual is None else residual,
+        out if residual_out is None else residual_out,
+        x if norm_weight is None else norm_weight,
         x if positions is None else positions,
         x if rope is None else rope,
-        weight.view(torch.int32),
+        weight,
         weight_scale.view(torch.uint8) if weight_scale.dtype == torch.float8_e8m0fnu else weight_scale,
         out,
         partial,
         squares,
         arrivals,
         tokens,
-        stride,
+        x.stride(0),
         0 if residual is None else residual.stride(0),
+        depth // BLOCK // (cut.splits * cut.turn),
         eps,
         COLUMNS=rows // groups,
         GROUPS=groups,
@@ -482,7 +438,7 @@ def launch(
         SPLITS=cut.splits,
         ROWS=cut.rows,
         TOKENS=cut.tokens,
-        WARPS=cut.warps,
+        TURN=cut.turn,
         RESIDUAL=residual is not None,
         NORM=norm_weight is not None,
         ROPE=rope is not None,
@@ -554,15 +510,15 @@ def linear_case(
         shape=shape,
         kernel=linear_kernel,
         arguments={
-            **dict.fromkeys(("x", "residual", "residual_out", "norm_weight", "weight"), "*i32:16"),
-            "out": "*bf16:16",
+            **dict.fromkeys(("x", "residual", "residual_out", "norm_weight", "out"), "*bf16:16"),
             **dict.fromkeys(("partial", "partial_squares"), "*fp32:16" if cut.splits > 1 else "*bf16:16"),
             "arrivals": "*i32:16" if cut.splits > 1 else "*bf16:16",
-            "positions": "*i64:16" if rope else "*i32:16",
-            "rope": "*fp32:16" if rope else "*i32:16",
+            "positions": "*i64:16" if rope else "*bf16:16",
+            "rope": "*fp32:16" if rope else "*bf16:16",
+            "weight": "*fp8e4nv:16",
             "weight_scale": "*u8:16" if flags["UE8M0"] else "*fp32:16",
             **dict.fromkeys(("x_stride", "residual_stride"), "i32:16"),
-            "tokens": "i32",
+            **dict.fromkeys(("tokens", "turns"), "i32"),
             "eps": "fp32",
         },
         constexprs={
@@ -572,9 +528,10 @@ def linear_case(
             "SPLITS": cut.splits,
             "ROWS": cut.rows,
             "TOKENS": cut.tokens,
-            "WARPS": cut.warps,
+            "TURN": cut.turn,
             "ROPE": rope,
-            "SETTLED": False, "EARLY": False,
+            "SETTLED": False,
+            "EARLY": False,
             "PDL": True,
             **flags,
         },
