@@ -26,7 +26,7 @@ from sm120_kernels.checks import (
     require_rows,
     sm_count,
 )
-from sm120_kernels.interpret import to_bf16, to_e4m3
+from sm120_kernels.interpret import INTERPRETED, to_bf16, to_e4m3
 from sm120_kernels.unpack import scale_value
 
 BLOCK = 128
@@ -52,8 +52,10 @@ def _maxima(values, COUNT: tl.constexpr):
     magnitudes = ()
     for i in tl.static_range(COUNT):
         magnitudes = magnitudes + (tl.abs(values[i]),)
-    if COUNT == 1:
-        maxima = (tl.max(magnitudes[0], 1),)
+    if COUNT == 1 or INTERPRETED:
+        maxima = ()
+        for i in tl.static_range(COUNT):
+            maxima = maxima + (tl.max(magnitudes[i], 1),)
     elif COUNT == 2:
         maxima = tl.reduce(magnitudes, 1, _maxima_of_2)
     else:
