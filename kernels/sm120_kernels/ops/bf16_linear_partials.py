@@ -20,7 +20,6 @@ DEPTH = 64
 WARPS = 4
 STAGES = 4
 MAX_SPLITS = 16
-from sm120_kernels.ops.fp8_block_linear import EARLY_FLAG
 
 
 @triton.jit
@@ -38,7 +37,6 @@ def _bf16_linear_kernel(
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     SETTLED: tl.constexpr,
-    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A share of the depth for OUTPUTS outputs of TOKENS tokens; the grid is (output blocks, shares, token blocks)."""
@@ -56,7 +54,6 @@ def _bf16_linear_kernel(
         for turn in range(0, turns, 2):
             prefetch_l2(lines + (share * turns + tl.minimum(turn + line % 2, turns - 1)) * DEPTH)
         tl.extra.cuda.gdc_wait()
-    if PDL and (EARLY or not SETTLED):
         tl.extra.cuda.gdc_launch_dependents()
     for turn in tl.range(0, turns, num_stages=STAGES):
         weight = tl.load(weights + turn * DEPTH, mask=(output < outputs)[:, None], other=0.0)
@@ -64,8 +61,7 @@ def _bf16_linear_kernel(
         sums = dot(weight, x, sums)
     if PDL and SETTLED:
         tl.extra.cuda.gdc_wait()
-        if not EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_launch_dependents()
     place = (share * tokens + token).to(tl.int64)[None, :] * outputs + output[:, None]
     tl.store(partial_ptr + place, sums, mask=(output < outputs)[:, None] & (token < tokens)[None, :])
 
@@ -150,7 +146,6 @@ def bf16_linear_partials(
         DEPTH=DEPTH,
         STAGES=STAGES,
         SETTLED=settled,
-        EARLY=EARLY_FLAG[0],
         PDL=pdl,
         num_warps=WARPS,
         **({"launch_pdl": True} if pdl else {}),
@@ -182,7 +177,7 @@ def compile_cases() -> Iterator[CompileCase]:
                 "turns": "i32",
                 **dict.fromkeys(("outputs", "depth", "x_stride"), "i32:16"),
             },
-            constexprs={"TOKENS": tokens, "OUTPUTS": OUTPUTS, "DEPTH": DEPTH, "STAGES": STAGES, "SETTLED": False, "EARLY": False, "PDL": True},
+            constexprs={"TOKENS": tokens, "OUTPUTS": OUTPUTS, "DEPTH": DEPTH, "STAGES": STAGES, "SETTLED": False, "PDL": True},
             num_warps=WARPS,
             uses_mma=True,
             options={"launch_pdl": True},

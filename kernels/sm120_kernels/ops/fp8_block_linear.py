@@ -33,7 +33,7 @@ BLOCK = 128
 E4M3_MAX = tl.constexpr(448.0)
 SMALLEST_MAXIMUM = tl.constexpr(1e-10)
 MAX_TILES = 65536
-EARLY_FLAG = [False]
+WARPS = 8
 
 
 @triton.jit
@@ -79,14 +79,12 @@ def _scale(maximum, UE8M0: tl.constexpr):
 
 
 @triton.jit
-def _load_weights(weights, scales, TURN: tl.constexpr):
-    """TURN blocks of 128 columns from the pointers [ROWS, 128] on, and their fp32 scales."""
+def _load_blocks(pointers, COUNT: tl.constexpr, wanted):
+    """COUNT blocks of 128 columns from the pointers [rows, 128] on; zeros unless wanted."""
     found = ()
-    found_scales = ()
-    for part in tl.static_range(TURN):
-        found = found + (tl.load(weights + part * 128),)
-        found_scales = found_scales + (scale_value(tl.load(scales + part)),)
-    return found, found_scales
+    for block in tl.static_range(COUNT):
+        found = found + (tl.load(pointers + block * 128, mask=wanted, other=0.0),)
+    return found
 
 
 @triton.jit
@@ -94,15 +92,6 @@ def _turn_back(value, cos, sin, TOKENS: tl.constexpr):
     """value [TOKENS, 128] with each pair of columns (a, b), read as a + bi, times cos - i sin."""
     a, b = tl.split(value.reshape(TOKENS, 64, 2))
     return tl.join(a * cos + b * sin, b * cos - a * sin).reshape(TOKENS, 128)
-
-
-@triton.jit
-def _load_inputs(inputs, TURN: tl.constexpr, wanted):
-    """TURN blocks of 128 columns from the pointers [TOKENS, 128] on."""
-    found = ()
-    for part in tl.static_range(TURN):
-        found = found + (tl.load(inputs + part * 128, mask=wanted, other=0.0),)
-    return found
 
 
 @triton.jit(do_not_specialize=["turns"])
@@ -130,13 +119,11 @@ def linear_kernel(
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
-    TURN: tl.constexpr,
     RESIDUAL: tl.constexpr,
     NORM: tl.constexpr,
     ROPE: tl.constexpr,
     UE8M0: tl.constexpr,
     SETTLED: tl.constexpr,
-    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """out of ROWS of weight's GROUPS * COLUMNS rows, over one of SPLITS shares of DEPTH, for TOKENS tokens.
@@ -145,7 +132,7 @@ def linear_kernel(
     of x from g * DEPTH on. A turn of the loop takes TURN blocks of 128 columns; with ROPE four, a head, whose last 64
     columns are turned back.
     """
-    SHARE: tl.constexpr = DEPTH // 128 // SPLITS
+    BLOCKS: tl.constexpr = DEPTH // 128 // SPLITS
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row = tile * ROWS + tl.arange(0, ROWS)
@@ -154,68 +141,61 @@ def linear_kernel(
     # What is absent reads what is there.
     there = tl.minimum(token, tokens - 1)
     k = tl.arange(0, 128)
-    weights = weight + row.to(tl.int64)[:, None] * DEPTH + (split * (SHARE * 128) + k)[None, :]
-    weight_scale += tile * ROWS // 128 * (DEPTH // 128) + split * SHARE
-    first = split * (SHARE * 128) + k
+    first = split * (BLOCKS * 128) + k
     inputs = x + there[:, None] * x_stride + (tile * ROWS // COLUMNS * DEPTH + first)[None, :]
-    if RESIDUAL:
-        added = residual + there[:, None] * residual_stride + first[None, :]
-        sums = residual_out + token[:, None] * DEPTH + first[None, :]
-    # The weights do not depend on the kernel before this one, so the first turn's are on their way while it ends.
-    w, w_scale = _load_weights(weights, weight_scale, TURN)
-    if ROPE:
-        pair = tl.arange(0, 64) - 32
-        angle = rope + tl.load(positions + there)[:, None] * 64 + 2 * pair[None, :]
-        turning = (pair >= 0)[None, :]
-        cos = tl.load(angle, mask=turning, other=1.0)
-        sin = tl.load(angle + 1, mask=turning, other=0.0)
-    if PDL and not SETTLED:
-        tl.extra.cuda.gdc_wait()
-    if PDL and (EARLY or not SETTLED):
-        tl.extra.cuda.gdc_launch_dependents()
+    # The weights do not depend on the kernel before this one, so they are on their way while it ends.
+    w = _load_blocks(weight + row.to(tl.int64)[:, None] * DEPTH + first[None, :], BLOCKS, True)
+    w_scale = ()
+    for block in tl.static_range(BLOCKS):
+        place = weight_scale + tile * ROWS // 128 * (DEPTH // 128) + split * BLOCKS + block
+        w_scale = w_scale + (scale_value(tl.load(place)),)
+    if PDL:
+        if not SETTLED:
+            tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
+    loaded = _load_blocks(inputs, BLOCKS, True)
 
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
     squares = tl.zeros((TOKENS,), tl.float32)
-    loaded = _load_inputs(inputs, TURN, True)
-    # As many turns as an argument says, though known: what is loaded ahead of such a loop the assembler leaves there,
-    # where it would else load block after block.
+    # One turn, which nobody but the caller knows, and for which the input is carried: the assembler would load each
+    # block right before its use, but does not take a load into a loop.
     for turn in tl.range(0, turns, num_stages=1):
-        following = (turn + 1) * TURN
-        next_loaded = _load_inputs(inputs + following * 128, TURN, turn + 1 < turns)
-        if SHARE > TURN:
-            following = tl.minimum(following, SHARE - TURN)
-            next_w, next_w_scale = _load_weights(weights + following * 128, weight_scale + following, TURN)
+        following = _load_blocks(inputs, BLOCKS, turn + 1 < turns)
+        if ROPE:
+            pair = tl.arange(0, 64) - 32
+            angle = rope + tl.load(positions + there)[:, None] * 64 + 2 * pair[None, :]
+            turning = (pair >= 0)[None, :]
+            cos = tl.load(angle, mask=turning, other=1.0)
+            sin = tl.load(angle + 1, mask=turning, other=0.0)
         values = ()
-        for part in tl.static_range(TURN):
-            column = (turn * TURN + part) * 128
-            value = loaded[part].to(tl.float32)
+        for block in tl.static_range(BLOCKS):
+            value = loaded[block].to(tl.float32)
             if RESIDUAL:
-                value += tl.load(added + column).to(tl.float32)
+                added = residual + there[:, None] * residual_stride + first[None, :]
+                value += tl.load(added + block * 128).to(tl.float32)
                 if tile == 0:
-                    tl.store(sums + column, to_bf16(value), mask=present[:, None])
+                    sums = residual_out + token[:, None] * DEPTH + first[None, :]
+                    tl.store(sums + block * 128, to_bf16(value), mask=present[:, None])
             if NORM:
                 squares += tl.sum(value * value, 1)
-                value *= tl.load(norm_weight + first + column).to(tl.float32)[None, :]
-            if ROPE and part % 4 == 3:
+                value *= tl.load(norm_weight + first + block * 128).to(tl.float32)[None, :]
+            if ROPE and block % 4 == 3:
                 value = _turn_back(value, cos, sin, TOKENS)
             values = values + (value,)
-        maxima = _maxima(values, TURN)
+        maxima = _maxima(values, BLOCKS)
         quantised = ()
         scales = ()
-        for part in tl.static_range(TURN):
-            scale, inverse = _scale(maxima[part], UE8M0)
-            quantised = quantised + (tl.trans(to_e4m3(values[part] * inverse[:, None])),)
-            scales = scales + ((scale * w_scale[part])[None, :],)
-        for part in tl.static_range(TURN):
-            acc += tl.dot(w[part], quantised[part]) * scales[part]
-        if SHARE > TURN:
-            w = next_w
-            w_scale = next_w_scale
-        loaded = next_loaded
+        for block in tl.static_range(BLOCKS):
+            scale, inverse = _scale(maxima[block], UE8M0)
+            quantised = quantised + (tl.trans(to_e4m3(values[block] * inverse[:, None])),)
+            scales = scales + ((scale * w_scale[block])[None, :],)
+        for block in tl.static_range(BLOCKS):
+            acc += tl.dot(w[block], quantised[block]) * scales[block]
+        loaded = following
 
-    if PDL and SETTLED:
-        tl.extra.cuda.gdc_wait()
-        if not EARLY:
+    if PDL:
+        if SETTLED:
+            tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
     result = token[None, :] * (GROUPS * COLUMNS) + row[:, None]
     if SPLITS > 1:
@@ -251,36 +231,29 @@ class Plan:
 
     Attributes:
         rows: weight rows a program takes, at most 128.
-        splits: shares of K.
+        splits: shares of K, of 1, 2, 4 or 8 blocks of 128 columns each.
         tokens: tokens a program takes.
-        turn: blocks of 128 columns a turn of the loop takes: 1, 2, 4 or 8.
-        warps: of the launch.
     """
 
     rows: int
     splits: int
     tokens: int
-    turn: int
-    warps: int
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(tokens: int, rows: int, depth: int, sms: int, unit: int = 1) -> Plan:
+def plan(tokens: int, rows: int, depth: int, sms: int, inputs: int = 1) -> Plan:
     """Choose the blocks from the shapes; the choices are those of a sweep on an H200 (benchmarks/log.md).
 
     Args:
         tokens: of the call.
         rows, depth: of the weight, all groups together.
         sms: streaming multiprocessors.
-        unit: blocks of 128 columns that a turn must keep together.
+        inputs: activation tensors that are read: x, and the residual.
     """
     blocks = depth // BLOCK
-    padded = min(32, max(8, triton.next_power_of_2(tokens)))
-    splits = 1
-    while rows // 64 * splits < 0.9 * sms and blocks % (2 * splits * unit) == 0 and blocks // (2 * splits) >= 4:
-        splits *= 2
-    turn = max(unit, math.gcd(8 if padded <= 16 else 4, blocks // splits))
-    return Plan(64, splits, padded, turn, 8 if padded > 8 else 4)
+    splits = blocks // math.gcd(4, blocks)
+    padded = 16 if tokens <= 16 or inputs > 1 else 32
+    return Plan(64 if padded == 16 and rows // 64 * splits <= 2 * sms else 128, splits, padded)
 
 
 def fp8_block_linear(
@@ -361,7 +334,7 @@ def fp8_block_linear(
     )
     launch(
         chosen
-        or plan(tokens, columns, depth, sm_count(x.device)),
+        or plan(tokens, columns, depth, sm_count(x.device), 1 if residual is None else 2),
         x,
         weight,
         weight_scale,
@@ -432,7 +405,7 @@ def launch(
         tokens,
         x.stride(0),
         0 if residual is None else residual.stride(0),
-        depth // BLOCK // (cut.splits * cut.turn),
+        1,
         eps,
         COLUMNS=rows // groups,
         GROUPS=groups,
@@ -440,15 +413,13 @@ def launch(
         SPLITS=cut.splits,
         ROWS=cut.rows,
         TOKENS=cut.tokens,
-        TURN=cut.turn,
         RESIDUAL=residual is not None,
         NORM=norm_weight is not None,
         ROPE=rope is not None,
         UE8M0=ue8m0,
         SETTLED=settled,
-        EARLY=EARLY_FLAG[0],
         PDL=pdl,
-        num_warps=cut.warps,
+        num_warps=WARPS,
         **({"launch_pdl": True} if pdl else {}),
     )
 
@@ -485,7 +456,7 @@ def compile_cases() -> Iterator[CompileCase]:
     for columns, depth in shapes:
         for tokens in (1, 16, 64):
             for name, flags in PROLOGUES.items():
-                cut = plan(tokens, columns, depth, 188)
+                cut = plan(tokens, columns, depth, 188, 2 if flags["RESIDUAL"] else 1)
                 if name == "plain" or (columns, depth) == (8192, 1024):
                     key = (cut, depth if flags["NORM"] else 0, name)
                     if key in seen:
@@ -530,14 +501,12 @@ def linear_case(
             "SPLITS": cut.splits,
             "ROWS": cut.rows,
             "TOKENS": cut.tokens,
-            "TURN": cut.turn,
             "ROPE": rope,
             "SETTLED": False,
-            "EARLY": False,
             "PDL": True,
             **flags,
         },
-        num_warps=cut.warps,
+        num_warps=WARPS,
         uses_mma=True,
         options={"launch_pdl": True},
     )

@@ -11,15 +11,10 @@ from sm120_kernels import kv_layout, serving
 from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import require, require_block_scale, require_device, require_index, sm_count
 from sm120_kernels.ops import fp8_block_linear
-from sm120_kernels.ops.fp8_block_linear import BLOCK, Plan
+from sm120_kernels.ops.fp8_block_linear import BLOCK, Plan, plan
 
 HEAD_DIM = kv_layout.HEAD_DIM
 ROPE_DIM = kv_layout.ROPE_DIM
-
-
-def plan(tokens: int, rows: int, depth: int, sms: int) -> Plan:
-    """`fp8_block_linear.plan`, with a head's four blocks of columns a turn."""
-    return fp8_block_linear.plan(tokens, rows, depth, sms, unit=HEAD_DIM // BLOCK)
 
 
 def inv_rope_wo_a(
@@ -47,7 +42,7 @@ def inv_rope_wo_a(
             float32, or float8_e8m0fnu or uint8 (2 ** (byte - 127)).
         ue8m0: activation scales are powers of two.
         out: [rows, groups * N] bfloat16, contiguous; allocated when None.
-        chosen: cut the call this way, not as `plan` says; its turn must be 4 or 8.
+        chosen: cut the call this way, not as `fp8_block_linear.plan` says, in shares of whole heads.
 
     Returns:
         y, bfloat16 [rows, groups * N]: what wo_b takes.
