@@ -1,9 +1,13 @@
-"""Operands of small products, from memory to the tensor cores' registers without a detour through shared memory.
+"""Operands of small products, from memory to the tensor cores' registers without an exchange between threads.
 
-A thread reads 16 consecutive bytes of a weight row; four neighbouring threads read 64. The columns of a product may be
-taken in any order as long as both operands agree, so they are numbered such that what a thread has read is what its
-place in the operand asks for: then no value changes hands, and a loop needs neither shared memory nor barriers. The
-compiler finds that out by itself from the shapes below (backwards from the product to the addresses).
+A thread takes 16 consecutive bytes of a weight row; four neighbouring threads take 64. The columns of a product may be
+taken in any order as long as both operands agree, so they are numbered such that what a thread has taken is what its
+place in the operand asks for: then no value changes hands. The compiler finds that out by itself from the shapes below
+(backwards from the product to the addresses).
+
+The bytes come from memory into registers (`load_weights`), or are asked for some turns ahead and wait in a ring in
+shared memory, where they cost no registers (`ask`, `take`). Triton's own pipelining of loads would keep the layout in
+which they were loaded up to the product, and exchange the finished operand through shared memory.
 
 The interpreter takes the same columns in the same order, with fp32 in place of bf16.
 """
@@ -22,7 +26,8 @@ _NEIGHBOURS = tl.constexpr(4 if triton.__version__ < "3.7" else 2)
 
 _WEIGHTS = tl.constexpr("ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];")
 _ACTIVATIONS = tl.constexpr("ld.global.v4.b32 {$0, $1, $2, $3}, [$4];")
-_SCALE = tl.constexpr("ld.global.nc.u8 $0, [$1];")
+_TAKE = tl.constexpr("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];")
+_TAKE_BYTE = tl.constexpr("ld.shared.u8 $0, [$1];")
 
 
 @triton.jit
@@ -58,14 +63,100 @@ def load_activations(pointers):
 
 
 @triton.jit
-def load_scale(pointers):
-    """int32 of the byte at each of `pointers` (uint8), of memory that nothing writes meanwhile."""
+def ring(BYTES: tl.constexpr):
+    """Address (int32, 16 bytes aligned) of BYTES of shared memory, at most 48 KiB; once in a kernel."""
+    base = tl.program_id(0) * 0
+    if not INTERPRETED:
+        base = tl.inline_asm_elementwise(
+            f".shared .align 16 .b8 operand_ring[{BYTES}]; mov.u32 $0, operand_ring;",
+            "=r,r",
+            [base],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    return base
+
+
+@triton.jit
+def ask(pointers, slots, SIZE: tl.constexpr, present=None):
+    """Begin to copy SIZE (4, 8 or 16) bytes from each pointer to the shared-memory address in `slots` beside it.
+
+    With present (bool, 16 bytes only), zeros where it is false: nothing is read there.
+    """
+    if not INTERPRETED:
+        # All 16: past the L1 cache, and the rest of the line into L2, where the next turns find it.
+        if present is None:
+            tl.inline_asm_elementwise(
+                f"cp.async.{'cg' if SIZE == 16 else 'ca'}.shared.global.L2::128B [$2], [$1], {SIZE}; mov.u32 $0, 0;",
+                "=r,l,r",
+                [pointers.to(tl.int64), slots],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+        else:
+            tl.inline_asm_elementwise(
+                "cp.async.cg.shared.global.L2::128B [$2], [$1], 16, $3; mov.u32 $0, 0;",
+                "=r,l,r,r",
+                [pointers.to(tl.int64), slots, tl.where(present, 16, 0)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+
+
+@triton.jit
+def close_group():
+    """What was asked for since the last call is a group."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "cp.async.commit_group; mov.u32 $0, 0;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def await_groups(LEFT: tl.constexpr):
+    """Wait until at most LEFT groups are on their way; what has come is there for all threads."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            f"cp.async.wait_group {LEFT}; mov.u32 $0, 0;",
+            "=r,r",
+            [tl.program_id(0)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    tl.debug_barrier()
+
+
+@triton.jit
+def take(pointers, slots):
+    """The four int32 that `ask(pointers, slots, 16)` brought, of int32 pointers."""
+    if INTERPRETED:
+        a = tl.load(pointers)
+        b = tl.load(pointers + 1)
+        c = tl.load(pointers + 2)
+        d = tl.load(pointers + 3)
+    else:
+        a, b, c, d = tl.inline_asm_elementwise(
+            _TAKE,
+            "=r,=r,=r,=r,r",
+            [slots],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=False,
+            pack=1,
+        )
+    return a, b, c, d
+
+
+@triton.jit
+def take_byte(pointers, slots):
+    """int32 of the byte at each of `slots`, which `ask` brought from uint8 `pointers`."""
     if INTERPRETED:
         value = tl.load(pointers).to(tl.int32)
     else:
-        value = tl.inline_asm_elementwise(
-            _SCALE, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-        )
+        value = tl.inline_asm_elementwise(_TAKE_BYTE, "=r,r", [slots], dtype=tl.int32, is_pure=False, pack=1)
     return value
 
 

@@ -29,7 +29,7 @@ lop3.b32 $1, $2, 0x80808080, t, 0xEA;
 # multiplication puts sign and magnitude in place at once; adding -0 keeps a zero's sign (sm_80 has no product alone).
 _E2M1_PAIRS = tl.constexpr("""
 {
-.reg .b32 t, z;
+.reg .b32 t, u, z;
 mov.b32 z, 0x80008000;
 and.b32 t, $4, 0x000F000F;
 mul.lo.u32 t, t, 0x1040;
@@ -39,14 +39,14 @@ and.b32 t, $4, 0x00F000F0;
 mul.lo.u32 t, t, 0x104;
 and.b32 t, t, 0x81C081C0;
 fma.rn.bf16x2 $1, t, $5, z;
-shr.u32 t, $4, 8;
-and.b32 t, t, 0x000F000F;
+shr.u32 u, $4, 8;
+and.b32 t, u, 0x000F000F;
 mul.lo.u32 t, t, 0x1040;
 and.b32 t, t, 0x81C081C0;
 fma.rn.bf16x2 $2, t, $5, z;
-shr.u32 t, $4, 6;
-and.b32 t, t, 0x01C001C0;
-lop3.b32 t, $4, 0x80008000, t, 0xEA;
+and.b32 t, u, 0x00F000F0;
+mul.lo.u32 t, t, 0x104;
+and.b32 t, t, 0x81C081C0;
 fma.rn.bf16x2 $3, t, $5, z;
 }
 """)

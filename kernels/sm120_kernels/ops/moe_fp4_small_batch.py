@@ -2,9 +2,9 @@
 
 There is no sorting launch. A program belongs to one (token, place) pair, a route, and a block of weight rows; it looks
 through all routes for its expert's, and ends at once unless its own is the first of them. The weights are the rows of
-the products and the tokens, padded to 8, their columns. FP4 goes from memory straight into the registers of the tensor
-core's first operand (`fragments`), where it becomes bf16: what limits these products is the instructions a weight takes
-and the threads there is room for.
+the products and the tokens, padded to 8, their columns. FP4 waits in a ring in shared memory and goes from there into
+the registers of the tensor core's first operand (`fragments`), where it becomes bf16. A row is asked for at least 128
+bytes at a time: half a line takes the L2 cache as long as a whole one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from sm120_kernels import serving
 from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import capability, has_dependent_launch, require, require_block_scale, require_device
 from sm120_kernels.fragments import (
+    ask,
+    await_groups,
+    close_group,
     e2m1_operand,
     e2m1_tokens,
     e4m3_operand,
     e4m3_tokens,
-    load_activations,
-    load_scale,
-    load_weights,
+    ring,
+    take,
+    take_byte,
 )
 from sm120_kernels.interpret import dot, prefetch_l2, to_bf16, to_e4m3
 from sm120_kernels.unpack import e2m1_to_e4m3, scale_value, two_e4m3, two_powers
@@ -59,10 +62,10 @@ def _first_route(ids_ptr, route, routes, ROUTES: tl.constexpr):
 
 
 @triton.jit
-def _members(same, rank, begin, ROUTES: tl.constexpr, TOKENS: tl.constexpr):
-    """The routes of rank begin to begin + TOKENS - 1 of an expert; -1 where there is none."""
-    wanted = begin + tl.arange(0, TOKENS)
-    hit = same[None, :] & (rank[None, :] == wanted[:, None])
+def _members(same, rank, begin, ROUTES: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr):
+    """[COLUMNS]: the routes of rank begin to begin + TOKENS - 1 of an expert; -1 where there is none."""
+    column = tl.arange(0, COLUMNS)
+    hit = same[None, :] & (rank[None, :] == (begin + column)[:, None]) & (column < TOKENS)[:, None]
     return tl.max(tl.where(hit, tl.arange(0, ROUTES)[None, :], -1), 1)
 
 
@@ -123,49 +126,119 @@ def _scaled_product(
     return tl.dot_scaled(e2m1_to_e4m3(packed), scale, "e4m3", tl.trans(values), x_scale, "e4m3", acc)
 
 
-@triton.jit
-def _factors(scales, GROUP: tl.constexpr):
-    """The factors of a thread's first 16 and last 16 of 32 columns, for e2m1_pairs."""
-    if GROUP == 32:
-        first = two_powers(load_scale(scales) + SCALE_SHIFT)
-        second = first
-    else:
-        first = two_e4m3(load_scale(scales), SCALE_FACTOR)
-        second = two_e4m3(load_scale(scales + 1), SCALE_FACTOR)
-    return first, second
+# In the ring, 64 bytes of each row of W are a part, with the columns of x that go with them. Between parts is a gap, so that
+# two parts of a row lie in different banks.
 
 
 @triton.jit
-def _fp4_turn(acc, words, scales, inputs, GROUP: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr):
-    """acc + W x over 128 columns, short of a factor SUM_FACTOR.
+def _ask_rows(rows, slots, ROWS: tl.constexpr, PARTS: tl.constexpr, NEXT: tl.constexpr, PAIR: tl.constexpr):
+    """Ask for PARTS parts of each of ROWS rows: neighbouring threads for one row.
+
+    Eight rows at a time, whose pointers differ from the first eight's by a constant, so that they take no registers.
 
     Args:
-        acc: [ROWS, TOKENS] fp32.
-        words: what `load_weights` found for [ROWS, 4] threads: 32 columns each.
-        scales: pointers [ROWS, 4] to each thread's first scale, uint8.
-        inputs: pointers [4, TOKENS] to int32, two columns of x each, to each thread's first.
+        rows: int32 pointers [8] to the first eight rows.
+        NEXT, PAIR: words from them to the second eight, and to the third.
     """
-    first, second = _factors(scales, GROUP)
-    x = load_activations(inputs) + load_activations(inputs + 4)
-    x += load_activations(inputs + 8) + load_activations(inputs + 12)
-    for i in tl.static_range(4):
-        factor = first if i < 2 else second
-        tokens = e2m1_tokens(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3], TOKENS)
-        acc = dot(e2m1_operand(words[i], factor, ROWS), tokens, acc)
+    chunk = tl.arange(0, 4 * PARTS)[None, :]
+    place = chunk // 4 * (ROWS * 64 + 64) + (tl.arange(0, 8)[:, None] * 4 + chunk % 4) * 16
+    pointers = rows[:, None] + chunk * 4
+    for i in tl.static_range(ROWS // 8):
+        ask(pointers + (i // 2 * PAIR + i % 2 * NEXT), slots + place + i * 512, 16)
+
+
+@triton.jit
+def _ask_scales(scales, slots, ROWS: tl.constexpr, BYTES: tl.constexpr, STRIDE: tl.constexpr):
+    """Ask for BYTES bytes from each of `scales` on, uint8 pointers [ROWS]; STRIDE bytes apart in the ring."""
+    SIZE: tl.constexpr = min(BYTES, 16)
+    chunk = tl.arange(0, BYTES // SIZE)[None, :] * SIZE
+    ask(scales[:, None] + chunk, slots + tl.arange(0, ROWS)[:, None] * STRIDE + chunk, SIZE)
+
+
+@triton.jit
+def _ask_tokens(inputs, present, slots, TOKENS: tl.constexpr, PARTS: tl.constexpr, CHUNKS: tl.constexpr):
+    """Ask for PARTS parts of x from `inputs` on, int32 pointers [TOKENS]: CHUNKS times 16 bytes a thread and part.
+
+    What is not present is not read: many programs would ask for the same bytes at once.
+    """
+    chunk = tl.arange(0, 4 * CHUNKS * PARTS)[None, :]
+    place = (chunk // (4 * CHUNKS) * CHUNKS + chunk % CHUNKS) * (TOKENS * 64 + 32)
+    place += (tl.arange(0, TOKENS)[:, None] * 4 + chunk // CHUNKS % 4) * 16
+    ask(inputs[:, None] + chunk * 4, slots + place, 16, present[:, None])
+
+
+@triton.jit
+def _ring_product(
+    acc,
+    weights,
+    scales,
+    inputs,
+    weight_slots,
+    scale_slots,
+    input_slots,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PARTS: tl.constexpr,
+    STRIDE: tl.constexpr,
+):
+    """acc + W x over PARTS parts that are in the ring, short of a factor SUM_FACTOR.
+
+    Args:
+        acc: [ROWS, COLUMNS] fp32; a column beyond TOKENS gets what another one gets.
+        weights, scales, inputs: what was asked for: pointers [ROWS], [ROWS] and [COLUMNS].
+        weight_slots, scale_slots, input_slots: where it is in the ring.
+        STRIDE: bytes from the scales of a row to those of the next.
+    """
+    thread = tl.arange(0, 4)
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, COLUMNS)[None, :] % TOKENS
+    for part in tl.static_range(PARTS):
+        words = take(
+            weights[:, None] + part * 16 + thread[None, :] * 4,
+            weight_slots + part * (ROWS * 64 + 64) + (row * 4 + thread[None, :]) * 16,
+        )
+        offset = (part * 4 + thread[None, :]) * (32 // GROUP)
+        code = take_byte(scales[:, None] + offset, scale_slots + row * STRIDE + offset)
+        if GROUP == 32:
+            first = two_powers(code + SCALE_SHIFT)
+            second = first
+        else:
+            first = two_e4m3(code, SCALE_FACTOR)
+            code = take_byte(scales[:, None] + offset + 1, scale_slots + row * STRIDE + offset + 1)
+            second = two_e4m3(code, SCALE_FACTOR)
+        for i in tl.static_range(4):
+            p, q, r, s = take(
+                inputs[None, :] + (part * 4 + thread[:, None]) * 16 + i * 4,
+                input_slots + (part * 4 + i) * (TOKENS * 64 + 32) + (column * 4 + thread[:, None]) * 16,
+            )
+            factor = first if i < 2 else second
+            acc = dot(e2m1_operand(words[i], factor, ROWS), e2m1_tokens(p, q, r, s, COLUMNS), acc)
     return acc
 
 
 @triton.jit
-def _fp8_half(acc, words, inputs, ROWS: tl.constexpr, TOKENS: tl.constexpr):
-    """acc + W x over 64 columns of e4m3, short of DENSE_FACTOR twice; words and inputs as in _fp4_turn."""
-    for i in tl.static_range(2):
-        p, q, r, s = load_activations(inputs + 4 * i)
-        acc = dot(e4m3_operand(words[2 * i], words[2 * i + 1], ROWS), e4m3_tokens(p, q, r, s, TOKENS), acc)
-    return acc
+def _ask_fp8(
+    turn,
+    slots,
+    rows,
+    inputs,
+    present,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    NEXT: tl.constexpr,
+    PAIR: tl.constexpr,
+):
+    """Ask for 128 columns of a dense FP8 W and of x."""
+    _ask_rows(rows + turn * 32, slots, ROWS, 2, NEXT, PAIR)
+    _ask_tokens(inputs + turn * 64, present, slots + 2 * (ROWS * 64 + 64), TOKENS, 2, 2)
 
 
 @triton.jit
 def _fp8_tile(
+    base,
+    rows,
     weights,
     scales,
     inputs,
@@ -174,40 +247,70 @@ def _fp8_tile(
     DEPTH: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
+    NEXT: tl.constexpr,
+    PAIR: tl.constexpr,
+    BYTES: tl.constexpr,
 ):
     """ROWS rows of a dense FP8 W of DEPTH columns times tokens begin to begin + TOKENS - 1.
 
     Args:
+        base: of a ring of BYTES bytes.
+        rows, NEXT, PAIR: as in _ask_rows.
         weights: pointers [ROWS] to int32 of e4m3, four columns each.
         scales: pointers [ROWS] to each row's first scale.
         inputs: x [*, DEPTH] as int32, two columns each.
     """
-    BLOCKS: tl.constexpr = DEPTH // 128
+    INPUTS_AT: tl.constexpr = 2 * (ROWS * 64 + 64)
+    STAGE: tl.constexpr = INPUTS_AT + 4 * (TOKENS * 64 + 32)
+    STAGES: tl.constexpr = BYTES // STAGE
+    TURNS: tl.constexpr = DEPTH // 128
     thread = tl.arange(0, 4)
-    token = tl.minimum(begin + tl.arange(0, TOKENS), tokens - 1)
-    weights = weights[:, None] + thread[None, :] * 4
-    inputs = inputs + thread[:, None] * 8 + token[None, :] * (DEPTH // 2)
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, TOKENS)[None, :]
+    token = begin + tl.arange(0, TOKENS)
+    present = token < tokens
+    inputs = inputs + tl.minimum(token, tokens - 1) * (DEPTH // 2)
+    # No slot is still read in which something is asked for.
+    tl.debug_barrier()
+    for turn in tl.static_range(STAGES - 1):
+        if turn < TURNS:
+            _ask_fp8(turn, base + turn * STAGE, rows, inputs, present, ROWS, TOKENS, NEXT, PAIR)
+        close_group()
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
-    words = load_weights(weights)
-    for block in tl.range(0, BLOCKS, num_stages=1):
-        following = load_weights(weights + block * 32 + 16)
+    for turn in tl.range(0, TURNS, num_stages=1):
+        scale = scale_value(tl.load(scales + turn)) * DENSE_FACTOR
+        await_groups(STAGES - 2)
+        later = turn + STAGES - 1
+        if later < TURNS:
+            _ask_fp8(later, base + later % STAGES * STAGE, rows, inputs, present, ROWS, TOKENS, NEXT, PAIR)
+        close_group()
+        slots = base + turn % STAGES * STAGE
         value = tl.zeros((ROWS, TOKENS), tl.float32)
-        value = _fp8_half(value, words, inputs + block * 64, ROWS, TOKENS)
-        words = load_weights(weights + tl.minimum(block + 1, BLOCKS - 1) * 32)
-        value = _fp8_half(value, following, inputs + block * 64 + 32, ROWS, TOKENS)
-        acc += value * (scale_value(tl.load(scales + block)) * DENSE_FACTOR)[:, None]
+        for part in tl.static_range(2):
+            words = take(
+                weights[:, None] + turn * 32 + part * 16 + thread[None, :] * 4,
+                slots + part * (ROWS * 64 + 64) + (row * 4 + thread[None, :]) * 16,
+            )
+            for i in tl.static_range(2):
+                p, q, r, s = take(
+                    inputs[None, :] + turn * 64 + (part * 4 + thread[:, None]) * 8 + i * 4,
+                    slots + INPUTS_AT + (part * 2 + i) * (TOKENS * 64 + 32) + (column * 4 + thread[:, None]) * 16,
+                )
+                w = e4m3_operand(words[2 * i], words[2 * i + 1], ROWS)
+                value = dot(w, e4m3_tokens(p, q, r, s, TOKENS), value)
+        acc += value * scale[:, None]
     return acc * DENSE_FACTOR
 
 
 @triton.jit
 def _input_pointers(x, row, depth, DEPTH: tl.constexpr, FP8: tl.constexpr):
-    """Pointers to the first columns of rows of x [*, depth] bf16, as _fp4_turn or _scaled_product takes them."""
+    """Pointers to rows of x [*, depth] bf16: the first of int32 pairs, or, with FP8, the first DEPTH values."""
     # What is absent reads what is there: no further lines.
     row = tl.where(row >= 0, row, tl.max(row, 0))
     if FP8:
         pointers = x.to(tl.pointer_type(tl.bfloat16)) + row[:, None] * depth + tl.arange(0, DEPTH)[None, :]
     else:
-        pointers = x + row[None, :] * (depth // 2) + tl.arange(0, 4)[:, None] * 16
+        pointers = x + row * (depth // 2)
     return pointers
 
 
@@ -236,7 +339,8 @@ def _gate_up_kernel(
     SHARED_TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PARTS: tl.constexpr,
+    SHARED_ROWS: tl.constexpr,
     UP_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -246,51 +350,79 @@ def _gate_up_kernel(
     The first shared_programs programs belong to the shared expert, whose activations follow those of all routes.
     """
     TILES: tl.constexpr = 2 * INTERMEDIATE // ROWS
+    COLUMNS: tl.constexpr = max(TOKENS, 8)
+    # All scales of the rows at once, each row's a bank from the next one's; then the turns.
+    SCALES: tl.constexpr = HIDDEN // GROUP
+    STRIDE: tl.constexpr = SCALES + min(SCALES, 16)
+    INPUTS_AT: tl.constexpr = PARTS * (ROWS * 64 + 64)
+    STAGE: tl.constexpr = INPUTS_AT + 4 * PARTS * (TOKENS * 64 + 32)
+    # The shared expert has room for two turns at least. FP8 activations are pipelined by Triton.
+    SHARED_BYTES: tl.constexpr = 4 * (SHARED_ROWS * 64 + 64 + 2 * (SHARED_TOKENS * 64 + 32))
+    BYTES: tl.constexpr = max(0 if FP8 else ROWS * STRIDE + STAGES * STAGE, SHARED_BYTES)
+    base = ring(BYTES)
     program = tl.program_id(0)
-    tile = program % TILES
-    row = _gate_up_rows(tile, INTERMEDIATE, ROWS, False)
+    row = _gate_up_rows(program, INTERMEDIATE, SHARED_ROWS, False)
+    eight = tl.arange(0, 8)
     if PDL:
         if program < shared_programs:
-            # The shared expert's weights do not depend on the launches before; its programs have the most to read.
+            # The shared expert's weights do not depend on the launches before.
             for block in range(HIDDEN // 128):
                 prefetch_l2(shared_w13 + row * (HIDDEN // 4) + block * 32)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     result = activations.to(tl.pointer_type(tl.bfloat16))
-    column = tl.arange(0, ROWS // 2)
     if program < shared_programs:
         weights = shared_w13 + row * (HIDDEN // 4)
         scales = shared_scale + row // 128 * (HIDDEN // 128)
+        column = program * (SHARED_ROWS // 2) + tl.arange(0, SHARED_ROWS // 2)
         for begin in range(0, tokens, SHARED_TOKENS):
-            acc = _fp8_tile(weights, scales, x, begin, tokens, HIDDEN, ROWS, SHARED_TOKENS)
-            value = _swiglu(acc, limit, ROWS, SHARED_TOKENS)
+            acc = _fp8_tile(
+                base,
+                shared_w13 + (program * (SHARED_ROWS // 2) + eight) * (HIDDEN // 4),
+                weights,
+                scales,
+                x,
+                begin,
+                tokens,
+                HIDDEN,
+                SHARED_ROWS,
+                SHARED_TOKENS,
+                INTERMEDIATE * (HIDDEN // 4),
+                8 * (HIDDEN // 4),
+                BYTES,
+            )
+            value = _swiglu(acc, limit, SHARED_ROWS, SHARED_TOKENS)
             token = begin + tl.arange(0, SHARED_TOKENS)
-            place = (routes + token)[None, :] * INTERMEDIATE + (tile * (ROWS // 2) + column)[:, None]
+            place = (routes + token)[None, :] * INTERMEDIATE + column[:, None]
             tl.store(result + place, to_bf16(value), mask=(token < tokens)[None, :])
         return
-    # shared_programs is 0 or TILES.
+    tile = (program - shared_programs) % TILES
     route = (program - shared_programs) // TILES
     expert, first, same, rank = _first_route(ids, route, routes, ROUTES)
     if not first:
         return
     row = _gate_up_rows(tile, INTERMEDIATE, ROWS, UP_FIRST)
-    scales = w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // GROUP)) + row[:, None] * (HIDDEN // GROUP)
+    scales = w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // GROUP)) + row * (HIDDEN // GROUP)
+    column = tile * (ROWS // 2) + tl.arange(0, ROWS // 2)
     factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
     if GROUP == 16:
         factor *= tl.load(w13_global + expert)
     if FP8:
         weights = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 2)) + row[:, None] * (HIDDEN // 2)
         weights += tl.arange(0, DEPTH // 2)[None, :]
-        scales += tl.arange(0, DEPTH // 32)[None, :]
+        scales = scales[:, None] + tl.arange(0, DEPTH // 32)[None, :]
     else:
-        start = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 8)) + row * (HIDDEN // 8)
-        weights = start[:, None] + tl.arange(0, 4)[None, :] * 4
-        scales = scales.to(tl.pointer_type(tl.uint8)) + tl.arange(0, 4)[None, :] * (32 // GROUP)
+        weights = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 8)) + row * (HIDDEN // 8)
+        scales = scales.to(tl.pointer_type(tl.uint8))
+        stages = base + ROWS * STRIDE
+        rows = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 8))
+        rows += (tile * (ROWS // 2) + eight + UP_FIRST * INTERMEDIATE) * (HIDDEN // 8)
+        NEXT: tl.constexpr = (1 - 2 * UP_FIRST) * INTERMEDIATE * (HIDDEN // 8)
     for begin in range(0, tl.sum(same.to(tl.int32)), TOKENS):
-        member = _members(same, rank, begin, ROUTES, TOKENS)
+        member = _members(same, rank, begin, ROUTES, TOKENS, COLUMNS)
         present = member >= 0
         inputs = _input_pointers(x, tl.where(present, member // top_k, -1), HIDDEN, DEPTH, FP8)
-        acc = tl.zeros((ROWS, TOKENS), tl.float32)
+        acc = tl.zeros((ROWS, COLUMNS), tl.float32)
         if FP8:
             for step in tl.range(0, HIDDEN // DEPTH, num_stages=STAGES):
                 acc = _scaled_product(
@@ -303,20 +435,45 @@ def _gate_up_kernel(
                     DEPTH,
                 )
         else:
-            TURNS: tl.constexpr = HIDDEN // 128
-            STEP: tl.constexpr = 128 // GROUP
-            words = load_weights(weights)
-            for turn in tl.range(0, TURNS, 2, num_stages=1):
-                if AHEAD > 0:
-                    # A line is two turns.
-                    prefetch_l2(start + tl.minimum(turn + 2 * AHEAD, TURNS - 2) * 16)
-                after = turn + 1
-                following = load_weights(weights + after * 16)
-                acc = _fp4_turn(acc, words, scales + turn * STEP, inputs + turn * 64, GROUP, ROWS, TOKENS)
-                words = load_weights(weights + tl.minimum(turn + 2, TURNS - 1) * 16)
-                acc = _fp4_turn(acc, following, scales + after * STEP, inputs + after * 64, GROUP, ROWS, TOKENS)
-        value = _swiglu(acc * factor, limit, ROWS, TOKENS)
-        place = member[None, :] * INTERMEDIATE + (tile * (ROWS // 2) + column)[:, None]
+            TURNS: tl.constexpr = HIDDEN // (128 * PARTS)
+            asked = _members(same, rank, begin, ROUTES, TOKENS, TOKENS)
+            wanted = asked >= 0
+            asked = x + tl.where(wanted, asked // top_k, 0) * (HIDDEN // 2)
+            # No slot is still read in which something is asked for.
+            tl.debug_barrier()
+            _ask_scales(scales, base, ROWS, SCALES, STRIDE)
+            for turn in tl.static_range(STAGES - 1):
+                if turn < TURNS:
+                    slots = stages + turn * STAGE
+                    _ask_rows(rows + turn * (16 * PARTS), slots, ROWS, PARTS, NEXT, HIDDEN)
+                    _ask_tokens(asked + turn * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
+                close_group()
+            for turn in tl.range(0, TURNS, num_stages=1):
+                await_groups(STAGES - 2)
+                later = turn + STAGES - 1
+                if later < TURNS:
+                    slots = stages + later % STAGES * STAGE
+                    _ask_rows(rows + later * (16 * PARTS), slots, ROWS, PARTS, NEXT, HIDDEN)
+                    _ask_tokens(asked + later * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
+                close_group()
+                slots = stages + turn % STAGES * STAGE
+                acc = _ring_product(
+                    acc,
+                    weights + turn * (16 * PARTS),
+                    scales + turn * (4 * PARTS * (32 // GROUP)),
+                    inputs + turn * (64 * PARTS),
+                    slots,
+                    base + turn * (4 * PARTS * (32 // GROUP)),
+                    slots + INPUTS_AT,
+                    GROUP,
+                    ROWS,
+                    COLUMNS,
+                    TOKENS,
+                    PARTS,
+                    STRIDE,
+                )
+        value = _swiglu(acc * factor, limit, ROWS, COLUMNS)
+        place = member[None, :] * INTERMEDIATE + column[:, None]
         tl.store(result + place, to_bf16(value), mask=present[None, :])
 
 
@@ -345,7 +502,8 @@ def _down_kernel(
     SHARED_TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PARTS: tl.constexpr,
+    SHARED_ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """products[route], fp32, of BLOCKS blocks of ROWS rows of w2, times the route's weight.
@@ -353,12 +511,21 @@ def _down_kernel(
     As in _gate_up_kernel, the first programs and the last products are the shared expert's.
     """
     TILES: tl.constexpr = HIDDEN // (ROWS * BLOCKS)
+    COLUMNS: tl.constexpr = max(TOKENS, 8)
+    SCALES: tl.constexpr = 4 * PARTS * (32 // GROUP)
+    SCALES_AT: tl.constexpr = PARTS * (ROWS * 64 + 64)
+    INPUTS_AT: tl.constexpr = SCALES_AT + ROWS * SCALES
+    STAGE: tl.constexpr = INPUTS_AT + 4 * PARTS * (TOKENS * 64 + 32)
+    SHARED_BYTES: tl.constexpr = 4 * (SHARED_ROWS * 64 + 64 + 2 * (SHARED_TOKENS * 64 + 32))
+    BYTES: tl.constexpr = max(0 if FP8 else STAGES * STAGE, SHARED_BYTES)
+    base = ring(BYTES)
     program = tl.program_id(0)
-    r = tl.arange(0, ROWS)
+    eight = tl.arange(0, 8)
     if program < shared_programs:
+        first_row = program * (BLOCKS * SHARED_ROWS) + tl.arange(0, SHARED_ROWS)
         if PDL:
             for block in range(BLOCKS):
-                line = shared_w2 + ((program * BLOCKS + block) * ROWS + r) * (INTERMEDIATE // 4)
+                line = shared_w2 + (first_row + block * SHARED_ROWS) * (INTERMEDIATE // 4)
                 for column in range(INTERMEDIATE // 128):
                     prefetch_l2(line + column * 32)
             tl.extra.cuda.gdc_wait()
@@ -367,10 +534,24 @@ def _down_kernel(
         for begin in range(0, tokens, SHARED_TOKENS):
             token = begin + tl.arange(0, SHARED_TOKENS)
             for block in tl.range(0, BLOCKS, num_stages=1):
-                row = (program * BLOCKS + block) * ROWS + r
+                row = first_row + block * SHARED_ROWS
                 weights = shared_w2 + row * (INTERMEDIATE // 4)
                 scales = shared_scale + row // 128 * (INTERMEDIATE // 128)
-                acc = _fp8_tile(weights, scales, inputs, begin, tokens, INTERMEDIATE, ROWS, SHARED_TOKENS)
+                acc = _fp8_tile(
+                    base,
+                    shared_w2 + ((program * BLOCKS + block) * SHARED_ROWS + eight) * (INTERMEDIATE // 4),
+                    weights,
+                    scales,
+                    inputs,
+                    begin,
+                    tokens,
+                    INTERMEDIATE,
+                    SHARED_ROWS,
+                    SHARED_TOKENS,
+                    8 * (INTERMEDIATE // 4),
+                    16 * (INTERMEDIATE // 4),
+                    BYTES,
+                )
                 place = (routes + token)[None, :] * HIDDEN + row[:, None]
                 tl.store(products + place, acc, mask=(token < tokens)[None, :])
         return
@@ -378,74 +559,105 @@ def _down_kernel(
     route = (program - shared_programs) // TILES
     # The ids were complete before the launch of gate and up began, whose activations are what must be waited for.
     expert, first, same, rank = _first_route(ids, route, routes, ROUTES)
+    row = tile * (BLOCKS * ROWS) + tl.arange(0, ROWS)
     if not FP8:
-        TURNS: tl.constexpr = INTERMEDIATE // 128
-        row_start = tile * BLOCKS * ROWS + r
-        start = w2 + expert * (HIDDEN * (INTERMEDIATE // 8)) + row_start * (INTERMEDIATE // 8)
-        # Weights do not depend on the launch before; a line is two turns.
-        LINES: tl.constexpr = TURNS // 2 if PDL and AHEAD > 0 else 0
+        STEPS: tl.constexpr = INTERMEDIATE // (128 * PARTS)
+        TURNS: tl.constexpr = BLOCKS * STEPS
+        weights = w2 + expert * (HIDDEN * (INTERMEDIATE // 8)) + row * (INTERMEDIATE // 8)
+        rows = w2 + expert * (HIDDEN * (INTERMEDIATE // 8)) + (tile * (BLOCKS * ROWS) + eight) * (INTERMEDIATE // 8)
+        scales = w2_scale + expert * (HIDDEN * (INTERMEDIATE // GROUP)) + row * (INTERMEDIATE // GROUP)
+        scales = scales.to(tl.pointer_type(tl.uint8))
         if first:
-            for line in tl.static_range(LINES):
-                prefetch_l2(start + line * 32)
+            # Weights do not depend on the launch before.
+            for turn in tl.static_range(min(STAGES - 1, TURNS)):
+                words = turn // STEPS * (ROWS * (INTERMEDIATE // 8)) + turn % STEPS * (16 * PARTS)
+                codes = turn // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + turn % STEPS * SCALES
+                _ask_rows(rows + words, base + turn * STAGE, ROWS, PARTS, INTERMEDIATE, 2 * INTERMEDIATE)
+                _ask_scales(scales + codes, base + turn * STAGE + SCALES_AT, ROWS, SCALES, SCALES)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if not first:
         return
-    w2_scale += expert * (HIDDEN * (INTERMEDIATE // GROUP))
     factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
     if GROUP == 16:
         factor *= tl.load(w2_global + expert)
     if FP8:
         w2 += expert * (HIDDEN * (INTERMEDIATE // 2))
-    else:
-        weights = start[:, None] + tl.arange(0, 4)[None, :] * 4
-        scales = w2_scale.to(tl.pointer_type(tl.uint8)) + row_start[:, None] * (INTERMEDIATE // GROUP)
-        scales += tl.arange(0, 4)[None, :] * (32 // GROUP)
+        w2_scale += expert * (HIDDEN * (INTERMEDIATE // GROUP))
     for begin in range(0, tl.sum(same.to(tl.int32)), TOKENS):
-        member = _members(same, rank, begin, ROUTES, TOKENS)
+        member = _members(same, rank, begin, ROUTES, TOKENS, COLUMNS)
         present = member >= 0
         weight = tl.load(topk_weights + member, mask=present, other=0.0) * factor
         inputs = _input_pointers(activations, member, INTERMEDIATE, DEPTH, FP8)
         if FP8:
             for block in tl.range(0, BLOCKS, num_stages=STAGES):
-                row = (tile * BLOCKS + block) * ROWS + r
+                block_row = row + block * ROWS
                 acc = tl.zeros((ROWS, TOKENS), tl.float32)
                 for step in tl.static_range(INTERMEDIATE // DEPTH):
                     half = step * (DEPTH // 2) + tl.arange(0, DEPTH // 2)
                     group = step * (DEPTH // 32) + tl.arange(0, DEPTH // 32)
                     acc = _scaled_product(
                         acc,
-                        w2 + row[:, None] * (INTERMEDIATE // 2) + half[None, :],
-                        w2_scale + row[:, None] * (INTERMEDIATE // 32) + group[None, :],
+                        w2 + block_row[:, None] * (INTERMEDIATE // 2) + half[None, :],
+                        w2_scale + block_row[:, None] * (INTERMEDIATE // 32) + group[None, :],
                         inputs + step * DEPTH,
                         present,
                         TOKENS,
                         DEPTH,
                     )
-                place = member[None, :] * HIDDEN + row[:, None]
+                place = member[None, :] * HIDDEN + block_row[:, None]
                 tl.store(products + place, acc * weight[None, :], mask=present[None, :])
         else:
-            STEP: tl.constexpr = 128 // GROUP
-            words = load_weights(weights)
-            for block in tl.range(0, BLOCKS, num_stages=1):
-                acc = tl.zeros((ROWS, TOKENS), tl.float32)
-                for turn in tl.static_range(TURNS):
-                    # The turn after: of this block or, after its last, the first of the next.
-                    row_after = (block if turn + 1 < TURNS else tl.minimum(block + 1, BLOCKS - 1)) * ROWS
-                    following = load_weights(weights + row_after * (INTERMEDIATE // 8) + (turn + 1) % TURNS * 16)
-                    acc = _fp4_turn(
-                        acc,
-                        words,
-                        scales + block * (ROWS * (INTERMEDIATE // GROUP)) + turn * STEP,
-                        inputs + turn * 64,
-                        GROUP,
-                        ROWS,
-                        TOKENS,
-                    )
-                    words = following
-                place = member[None, :] * HIDDEN + (row_start + block * ROWS)[:, None]
-                tl.store(products + place, acc * weight[None, :], mask=present[None, :])
+            asked = _members(same, rank, begin, ROUTES, TOKENS, TOKENS)
+            wanted = asked >= 0
+            asked = activations + tl.where(wanted, asked, 0) * (INTERMEDIATE // 2)
+            if begin > 0:
+                # No slot is still read in which something is asked for.
+                tl.debug_barrier()
+            for turn in tl.static_range(STAGES - 1):
+                if turn < TURNS:
+                    slots = base + turn * STAGE
+                    if begin > 0:
+                        words = turn // STEPS * (ROWS * (INTERMEDIATE // 8)) + turn % STEPS * (16 * PARTS)
+                        codes = turn // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + turn % STEPS * SCALES
+                        _ask_rows(rows + words, slots, ROWS, PARTS, INTERMEDIATE, 2 * INTERMEDIATE)
+                        _ask_scales(scales + codes, slots + SCALES_AT, ROWS, SCALES, SCALES)
+                    _ask_tokens(asked + turn % STEPS * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
+                close_group()
+            acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+            # One loop over blocks and columns: what is asked for runs ahead from a block into the next.
+            for turn in tl.range(0, TURNS, num_stages=1):
+                await_groups(STAGES - 2)
+                later = turn + STAGES - 1
+                if later < TURNS:
+                    slots = base + later % STAGES * STAGE
+                    words = later // STEPS * (ROWS * (INTERMEDIATE // 8)) + later % STEPS * (16 * PARTS)
+                    codes = later // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + later % STEPS * SCALES
+                    _ask_rows(rows + words, slots, ROWS, PARTS, INTERMEDIATE, 2 * INTERMEDIATE)
+                    _ask_scales(scales + codes, slots + SCALES_AT, ROWS, SCALES, SCALES)
+                    _ask_tokens(asked + later % STEPS * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
+                close_group()
+                slots = base + turn % STAGES * STAGE
+                acc = _ring_product(
+                    acc,
+                    weights + turn // STEPS * (ROWS * (INTERMEDIATE // 8)) + turn % STEPS * (16 * PARTS),
+                    scales + turn // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + turn % STEPS * SCALES,
+                    inputs + turn % STEPS * (64 * PARTS),
+                    slots,
+                    slots + SCALES_AT,
+                    slots + INPUTS_AT,
+                    GROUP,
+                    ROWS,
+                    COLUMNS,
+                    TOKENS,
+                    PARTS,
+                    SCALES,
+                )
+                if turn % STEPS == STEPS - 1:
+                    place = member[None, :] * HIDDEN + (row + turn // STEPS * ROWS)[:, None]
+                    tl.store(products + place, acc * weight[None, :], mask=present[None, :])
+                    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
 
 
 @triton.jit
@@ -489,28 +701,33 @@ class Cut:
     Attributes:
         rows: weight rows of a block, `blocks` of which a program takes one after another.
         warps: of a program.
-        ahead: pairs of turns of 128 columns by which weights are asked into the L2 cache ahead of their loads; 0: not.
-        depth, stages: columns a turn and pipeline stages, with FP8 activations.
+        parts: 128 columns each, that a turn of the ring takes.
+        stages: turns that the ring has room for; with FP8 activations, pipeline stages.
+        depth: columns a turn, with FP8 activations.
         registers: the most a thread may use on Hopper, where that was swept; None and elsewhere the compiler's choice.
     """
 
     rows: int
     warps: int
     blocks: int = 1
-    ahead: int = 0
+    parts: int = 2
+    stages: int = 2
     depth: int = 256
-    stages: int = 1
     registers: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How the two products are cut, and the tokens a routed and a shared expert's product takes at once."""
+    """How the two products are cut, and the tokens a routed and a shared expert's product takes at once.
+
+    The shared expert's weights have twice the bytes of a routed one's: its programs take fewer rows.
+    """
 
     gate_up: Cut
     down: Cut
     tokens: int = 8
     shared_tokens: int = 16
+    shared_rows: int = 32
 
 
 def plan(tokens: int, hidden: int, intermediate: int, fp8_activations: bool = False) -> Plan:
@@ -526,12 +743,19 @@ def plan(tokens: int, hidden: int, intermediate: int, fp8_activations: bool = Fa
         blocks = 8 if tokens > 8 else 4 if tokens > 2 else 1
         while hidden % (64 * blocks):
             blocks //= 2
-        up = Cut(rows=64, warps=4, stages=4) if tokens > 2 else Cut(rows=32, warps=2, stages=4)
+        up = Cut(rows=64, warps=4, stages=3) if tokens > 2 else Cut(rows=32, warps=2, stages=4)
         down = Cut(rows=64, warps=4, blocks=blocks, depth=math.gcd(intermediate, 512), stages=2)
-        return Plan(up, down, shared_tokens=shared)
-    if tokens > 8:
-        return Plan(Cut(64, 2, ahead=1), Cut(64, 2, blocks=2, ahead=1, registers=128), shared_tokens=shared)
-    return Plan(Cut(32, 2, ahead=1), Cut(64, 2, ahead=1, registers=128), shared_tokens=shared)
+        return Plan(up, down, shared_tokens=8)
+    parts = math.gcd(intermediate // 128, 4 if tokens <= 2 else 2)
+    # Scales of a wide row, NVFP4's above all, leave room for fewer rows.
+    rows = 64 if tokens > 2 and hidden <= 6144 else 32
+    return Plan(
+        Cut(rows, 2, stages=2 if tokens > 2 else 4),
+        Cut(64, 2, blocks=1 if tokens <= 2 else 2 if tokens <= 16 else 4, parts=parts),
+        tokens=4 if tokens <= 16 else 8,
+        shared_tokens=shared,
+        shared_rows=64 if tokens > 8 else 32,
+    )
 
 
 SUM_COLUMNS = 1024
@@ -650,6 +874,7 @@ def moe_fp4_small_batch(
         "FP8": fp8_activations,
         "TOKENS": chosen.tokens,
         "SHARED_TOKENS": chosen.shared_tokens,
+        "SHARED_ROWS": chosen.shared_rows,
         "PDL": pdl,
     }
     launch = {"launch_pdl": True} if pdl else {}
@@ -658,8 +883,8 @@ def moe_fp4_small_batch(
     dense2, dense2_scale = (shared_w2, shared_w2_scale) if shared else (w2, topk_weights)
     assert dense13 is not None and dense2 is not None
     pairs = activations.view(torch.int32)
-    tiles = 2 * intermediate // up.rows
-    _gate_up_kernel[(tiles * (routes + shared),)](
+    shared_programs = shared * 2 * intermediate // chosen.shared_rows
+    _gate_up_kernel[(2 * intermediate // up.rows * routes + shared_programs,)](
         x.view(torch.int32),
         topk_ids,
         w13 if fp8_activations else w13.view(torch.int32),
@@ -672,11 +897,11 @@ def moe_fp4_small_batch(
         tokens,
         top_k,
         swiglu_limit,
-        tiles * shared,
+        shared_programs,
         ROWS=up.rows,
         DEPTH=up.depth,
         STAGES=up.stages,
-        AHEAD=up.ahead,
+        PARTS=up.parts,
         num_warps=up.warps,
         num_stages=up.stages,
         maxnreg=up.registers if hopper else None,
@@ -684,8 +909,8 @@ def moe_fp4_small_batch(
         **constants,
         **launch,
     )
-    tiles = hidden // (down.rows * down.blocks)
-    _down_kernel[(tiles * (routes + shared),)](
+    shared_programs = shared * hidden // (chosen.shared_rows * down.blocks)
+    _down_kernel[(hidden // (down.rows * down.blocks) * routes + shared_programs,)](
         pairs,
         topk_ids,
         topk_weights,
@@ -697,12 +922,12 @@ def moe_fp4_small_batch(
         products,
         routes,
         tokens,
-        tiles * shared,
+        shared_programs,
         ROWS=down.rows,
         BLOCKS=down.blocks,
         DEPTH=down.depth,
         STAGES=down.stages,
-        AHEAD=down.ahead,
+        PARTS=down.parts,
         num_warps=down.warps,
         num_stages=down.stages,
         maxnreg=down.registers if hopper else None,
@@ -876,7 +1101,8 @@ def compile_cases() -> Iterator[CompileCase]:
                         "STAGES": cut.stages,
                         "TOKENS": chosen.tokens,
                         "SHARED_TOKENS": chosen.shared_tokens,
-                        "AHEAD": cut.ahead,
+                        "PARTS": cut.parts,
+                        "SHARED_ROWS": chosen.shared_rows,
                         "PDL": True,
                     },
                     num_warps=cut.warps,
