@@ -130,14 +130,16 @@ def tune_linear() -> None:
 def moe_candidates(tokens: int) -> Iterator[moe.Plan]:
     """The plan with one of its two products cut otherwise."""
     base = moe.plan(tokens, moe_benchmark.HIDDEN, moe_benchmark.INTERMEDIATE)
-    for (rows, warps), ahead, registers in itertools.product(
-        ((32, 1), (32, 2), (64, 2), (128, 2)), (0, 1, 2), (None, 96, 128)
+    for (rows, warps), stages, registers in itertools.product(
+        ((32, 1), (32, 2), (64, 1), (64, 2)), (2, 3), (None, 112, 128)
     ):
-        yield dataclasses.replace(base, gate_up=moe.Cut(rows, warps, ahead=ahead, registers=registers))
-    for (rows, warps), blocks, registers in itertools.product(
-        ((32, 1), (32, 2), (64, 2), (64, 4)), (1, 2, 4, 8), (None, 128)
+        yield dataclasses.replace(base, gate_up=moe.Cut(rows, warps, stages=stages, registers=registers))
+    for (rows, warps), blocks, (parts, stages) in itertools.product(
+        ((32, 1), (32, 2), (64, 1), (64, 2)), (1, 2, 4, 8), ((2, 2), (2, 3), (4, 2))
     ):
-        yield dataclasses.replace(base, down=moe.Cut(rows, warps, blocks, ahead=1, registers=registers))
+        yield dataclasses.replace(base, down=moe.Cut(rows, warps, blocks, parts=parts, stages=stages))
+    for rows in (32, 64):
+        yield dataclasses.replace(base, shared_rows=rows)
 
 
 def tune_moe() -> None:

@@ -39,6 +39,7 @@ class SmLimits:
     blocks_per_sm: int
     registers_per_sm: int = 65536
     shared_reserved_per_block: int = 1024
+    shared_unasked: int = 49152
     register_granularity: int = 256
 
 
@@ -77,7 +78,10 @@ class CompileCase:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What one kernel needs on the target; ``stack`` in bytes a thread, above 0 when registers spilled."""
+    """What one kernel needs on the target; ``stack`` in bytes a thread, above 0 when registers spilled.
+
+    ``shared`` is all shared memory of a block, ``static`` the part of it that the kernel declares itself.
+    """
 
     op: str
     shape: str
@@ -89,12 +93,16 @@ class CompileReport:
     shared: int
     blocks_per_sm: int
     mma: dict[str, int]
+    static: int = 0
 
     def problems(self, limits: SmLimits, uses_mma: bool) -> list[str]:
         """What makes the kernel unfit for the target, in words; empty when it fits."""
         found = []
         if self.shared > limits.shared_per_block:
             found.append(f"{self.shared} B of shared memory, the limit is {limits.shared_per_block} B")
+        # Triton asks for more only where its own part is more than this.
+        if self.static and self.shared > limits.shared_unasked:
+            found.append(f"{self.shared} B of shared memory, {self.static} B its own: more than a launch gets unasked")
         if self.stack or self.local_accesses:
             found.append(f"{self.stack} B of stack, {self.local_accesses} local loads and stores: registers spilled")
         if uses_mma and not self.mma:
@@ -146,7 +154,10 @@ def report(case: CompileCase, capability: int = 120) -> CompileReport:
         cubin.flush()
         usage = _cuobjdump("--dump-resource-usage", cubin.name)
         sass = _cuobjdump("--dump-sass", cubin.name)
-    counts = {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", usage)}
+    counts = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED):(\d+)", usage)}
+    # What the GPU reserves is counted with what the kernel declares.
+    static = max(0, counts["SHARED"] - LIMITS[capability].shared_reserved_per_block)
+    shared = compiled.metadata.shared + static
     mma = Counter(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)\.\S+", compiled.asm["ptx"]))
     return CompileReport(
         op=case.op,
@@ -156,9 +167,10 @@ def report(case: CompileCase, capability: int = 120) -> CompileReport:
         registers=counts["REG"],
         stack=counts["STACK"],
         local_accesses=len(re.findall(r"\b(?:LDL|STL)\b", sass)),
-        shared=compiled.metadata.shared,
-        blocks_per_sm=blocks_per_sm(counts["REG"], case.num_warps, compiled.metadata.shared, LIMITS[capability]),
+        shared=shared,
+        blocks_per_sm=blocks_per_sm(counts["REG"], case.num_warps, shared, LIMITS[capability]),
         mma=dict(sorted(mma.items())),
+        static=static,
     )
 
 

@@ -5,9 +5,11 @@ taken in any order as long as both operands agree, so they are numbered such tha
 place in the operand asks for: then no value changes hands. The compiler finds that out by itself from the shapes below
 (backwards from the product to the addresses).
 
-The bytes come from memory into registers (`load_weights`), or are asked for some turns ahead and wait in a ring in
-shared memory, where they cost no registers (`ask`, `take`). Triton's own pipelining of loads would keep the layout in
-which they were loaded up to the product, and exchange the finished operand through shared memory.
+The bytes are asked for some turns ahead and wait in a ring in shared memory, where they cost no registers. Triton's own
+pipelining of loads would keep the layout in which they were loaded up to the product, and exchange the finished operand
+through shared memory. A launch gets at most 48 KiB for the ring and Triton's own shared memory together.
+
+The interpreter takes from memory what `ask` would have brought: only a GPU shows whether it was asked for.
 
 The interpreter takes the same columns in the same order, with fp32 in place of bf16.
 """
@@ -24,47 +26,13 @@ from sm120_kernels.unpack import e2m1_pairs, e4m3_pairs, halves
 # the parts as narrower than they are. A wrong guess costs time, not correctness.
 _NEIGHBOURS = tl.constexpr(4 if triton.__version__ < "3.7" else 2)
 
-_WEIGHTS = tl.constexpr("ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];")
-_ACTIVATIONS = tl.constexpr("ld.global.v4.b32 {$0, $1, $2, $3}, [$4];")
 _TAKE = tl.constexpr("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];")
 _TAKE_BYTE = tl.constexpr("ld.shared.u8 $0, [$1];")
 
 
 @triton.jit
-def _load_words(pointers, INSTRUCTION: tl.constexpr):
-    if INTERPRETED:
-        a = tl.load(pointers)
-        b = tl.load(pointers + 1)
-        c = tl.load(pointers + 2)
-        d = tl.load(pointers + 3)
-    else:
-        # Not pure: the loads stay where they are written, the weights' ahead of their use.
-        a, b, c, d = tl.inline_asm_elementwise(
-            INSTRUCTION,
-            "=r,=r,=r,=r,l",
-            [pointers.to(tl.int64)],
-            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
-            is_pure=False,
-            pack=1,
-        )
-    return a, b, c, d
-
-
-@triton.jit
-def load_weights(pointers):
-    """The four int32 from each of `pointers` (int32, 16 bytes aligned) on, of memory that nothing writes meanwhile."""
-    return _load_words(pointers, _WEIGHTS)
-
-
-@triton.jit
-def load_activations(pointers):
-    """As `load_weights`, of what an earlier kernel wrote: after `gdc_wait`."""
-    return _load_words(pointers, _ACTIVATIONS)
-
-
-@triton.jit
 def ring(BYTES: tl.constexpr):
-    """Address (int32, 16 bytes aligned) of BYTES of shared memory, at most 48 KiB; once in a kernel."""
+    """Address (int32, 16 bytes aligned) of BYTES of shared memory; once in a kernel."""
     base = tl.program_id(0) * 0
     if not INTERPRETED:
         base = tl.inline_asm_elementwise(

@@ -3,8 +3,8 @@
 There is no sorting launch. A program belongs to one (token, place) pair, a route, and a block of weight rows; it looks
 through all routes for its expert's, and ends at once unless its own is the first of them. The weights are the rows of
 the products and the tokens, padded to 8, their columns. FP4 waits in a ring in shared memory and goes from there into
-the registers of the tensor core's first operand (`fragments`), where it becomes bf16. A row is asked for at least 128
-bytes at a time: half a line takes the L2 cache as long as a whole one.
+the registers of the tensor core's first operand (`fragments`), where it becomes bf16: what limits these products is the
+instructions a weight takes, and the memory beside them.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def _scaled_product(
     return tl.dot_scaled(e2m1_to_e4m3(packed), scale, "e4m3", tl.trans(values), x_scale, "e4m3", acc)
 
 
-# In the ring, 64 bytes of each row of W are a part, with the columns of x that go with them. Between parts is a gap, so that
-# two parts of a row lie in different banks.
+# In the ring, 64 bytes of each row of W are a part, with the columns of x that go with them. Between parts is a gap, so
+# that two parts of a row lie in different banks.
 
 
 @triton.jit
