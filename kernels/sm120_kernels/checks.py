@@ -123,9 +123,8 @@ def has_dependent_launch(device: torch.device) -> bool:
     ordinary launch, what was complete when that one began.
 
     A caller that knows the kernel right before may say of an input that it is `settled`: not written by that kernel,
-    which has waited for its own predecessor before it let this one start. Then this one works beside it, and waits only
-    before it writes. Kernels here let the next start after their wait, those with a settled input at once, so two of
-    them must not follow each other.
+    which lets this one start only after its own wait (the linears do, and `store_attention_inputs`). Then this one
+    works beside it, and waits only before it writes; after that it lets the next one start.
     """
     return capability(device) >= (9, 0)
 

@@ -1,6 +1,6 @@
 """FP8 linear layer of a few rows: activations quantised inside, block-scaled weights.
 
-The weights are the rows of the product and the tokens its columns, padded to 8. Where the weight's rows do not fill the
+The weights are the rows of the product and the tokens its columns, padded to 16. Where the weight's rows do not fill the
 GPU, K is cut into shares, and the program that finishes a block of rows last adds the shares up.
 """
 
@@ -48,7 +48,7 @@ def _maxima_of_4(a, b, c, d, e, f, g, h):
 
 @triton.jit
 def _maxima(values, COUNT: tl.constexpr):
-    """The largest magnitude of each row of COUNT tensors, side by side: one after another each would wait for its own."""
+    """The largest magnitude of each row of COUNT tensors, all at once, so that none waits for another."""
     magnitudes = ()
     for i in tl.static_range(COUNT):
         magnitudes = magnitudes + (tl.abs(values[i]),)
@@ -129,8 +129,8 @@ def linear_kernel(
     """out of ROWS of weight's GROUPS * COLUMNS rows, over one of SPLITS shares of DEPTH, for TOKENS tokens.
 
     The grid is (blocks of ROWS rows, SPLITS, blocks of TOKENS tokens). The rows of group g multiply the DEPTH columns
-    of x from g * DEPTH on. A turn of the loop takes TURN blocks of 128 columns; with ROPE four, a head, whose last 64
-    columns are turned back.
+    of x from g * DEPTH on. All blocks of 128 columns of a share are quantised side by side; with ROPE four are a head,
+    whose last 64 columns are turned back. `turns` is 1.
     """
     BLOCKS: tl.constexpr = DEPTH // 128 // SPLITS
     tile = tl.program_id(0)
@@ -149,16 +149,15 @@ def linear_kernel(
     for block in tl.static_range(BLOCKS):
         place = weight_scale + tile * ROWS // 128 * (DEPTH // 128) + split * BLOCKS + block
         w_scale = w_scale + (scale_value(tl.load(place)),)
-    if PDL:
-        if not SETTLED:
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
+    if PDL and not SETTLED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     loaded = _load_blocks(inputs, BLOCKS, True)
 
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
     squares = tl.zeros((TOKENS,), tl.float32)
-    # One turn, which nobody but the caller knows, and for which the input is carried: the assembler would load each
-    # block right before its use, but does not take a load into a loop.
+    # One turn, which only the caller knows, and to which the input is carried: without the loop the assembler would load
+    # each block right before its use.
     for turn in tl.range(0, turns, num_stages=1):
         following = _load_blocks(inputs, BLOCKS, turn + 1 < turns)
         if ROPE:
@@ -193,10 +192,9 @@ def linear_kernel(
             acc += tl.dot(w[block], quantised[block]) * scales[block]
         loaded = following
 
-    if PDL:
-        if SETTLED:
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
+    if PDL and SETTLED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     result = token[None, :] * (GROUPS * COLUMNS) + row[:, None]
     if SPLITS > 1:
         SIZE: tl.constexpr = GROUPS * COLUMNS
@@ -333,8 +331,7 @@ def fp8_block_linear(
         out=out,
     )
     launch(
-        chosen
-        or plan(tokens, columns, depth, sm_count(x.device), 1 if residual is None else 2),
+        chosen or plan(tokens, columns, depth, sm_count(x.device), 1 if residual is None else 2),
         x,
         weight,
         weight_scale,
