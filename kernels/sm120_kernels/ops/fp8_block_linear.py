@@ -1,7 +1,7 @@
 """FP8 linear layer of a few rows: activations quantised inside, block-scaled weights.
 
-The weights are the rows of the product and the tokens its columns, padded to 16. Where the weight's rows do not fill the
-GPU, K is cut into shares, and the program that finishes a block of rows last adds the shares up.
+The weights are the rows of the product and the tokens its columns, padded to 16. K is cut into shares of four blocks of
+columns, and the program that finishes a block of rows last adds the shares up.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def linear_kernel(
 
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
     squares = tl.zeros((TOKENS,), tl.float32)
-    # One turn, which only the caller knows, and to which the input is carried: without the loop the assembler would load
-    # each block right before its use.
+    # One turn, which only the caller knows, and to which the input is carried: without the loop the assembler would
+    # load each block right before its use.
     for turn in tl.range(0, turns, num_stages=1):
         following = _load_blocks(inputs, BLOCKS, turn + 1 < turns)
         if ROPE:
