@@ -6,8 +6,6 @@ import functools
 
 import torch
 
-SM_120_SHARED_BYTES = 101_376
-
 
 def require(tensor: torch.Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """Refuse a tensor that is not contiguous, of `dtype` and of `shape`.
@@ -127,11 +125,3 @@ def has_dependent_launch(device: torch.device) -> bool:
     works beside it, and waits only before it writes; after that it lets the next one start.
     """
     return capability(device) >= (9, 0)
-
-
-@functools.cache
-def shared_bytes(device: torch.device) -> int:
-    """Bytes of shared memory a block may use; those of sm_120 for the CPU."""
-    if device.type != "cuda":
-        return SM_120_SHARED_BYTES
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
