@@ -282,7 +282,7 @@ def ours(weights: Weights, caches: Caches, requests: Requests, s: SimpleNamespac
 
     def project() -> None:
         assert w.projection is not None
-        s.projected = bf16_linear_partials(s.x, w.projection)
+        s.projected = bf16_linear_partials(s.x, w.projection, settled=True)
 
     def store() -> None:
         store_attention_inputs(
@@ -297,7 +297,7 @@ def ours(weights: Weights, caches: Caches, requests: Requests, s: SimpleNamespac
         )
 
     def query() -> None:
-        s.q = fp8_block_linear(s.qkv[:, :Q_LORA], *w.dense["wq_b"], norm_weight=w.q_norm)
+        s.q = fp8_block_linear(s.qkv[:, :Q_LORA], *w.dense["wq_b"], norm_weight=w.q_norm, settled=True)
 
     def prepare() -> None:
         indexed = {"projected": s.projected, "first_column": head_weights} if ratio == 4 else {}

@@ -104,12 +104,12 @@ def tune_topk() -> None:
 
 
 def linear_candidates(tokens: int, rows: int, depth: int, unit: int) -> Iterator[linear.Plan]:
-    """Plans of 44 to 1100 programs whose shares have two blocks of columns or more."""
+    """Plans of 44 to 1100 programs whose shares have whole units of blocks, eight blocks at most."""
     blocks = depth // linear.BLOCK
-    for block, splits, turn, warps in itertools.product((64, 128), (1, 2, 4, 8), (2, 4), (4, 8)):
-        if 44 <= rows // block * splits <= 1100 and blocks % (splits * turn) == 0 and turn % unit == 0:
-            for padded in (16, 32) if tokens > 16 else (max(8, tokens),):
-                yield linear.Plan(block, splits, padded, turn, warps, 3)
+    for block, share in itertools.product((64, 128), (1, 2, 4, 8)):
+        if blocks % share == 0 and share % unit == 0 and 44 <= rows // block * (blocks // share) <= 1100:
+            for padded in (16, 32) if tokens > 16 else (16,):
+                yield linear.Plan(block, blocks // share, padded)
 
 
 def tune_linear() -> None:

@@ -6,8 +6,6 @@ import functools
 
 import torch
 
-SM_120_SHARED_BYTES = 101_376
-
 
 def require(tensor: torch.Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """Refuse a tensor that is not contiguous, of `dtype` and of `shape`.
@@ -121,13 +119,9 @@ def has_dependent_launch(device: torch.device) -> bool:
     also where it needs nothing from the one right before: then every later one may rely on all earlier ones. Before it
     waits it may read weights, tables and what is set before a step (positions); and, where the one before it is an
     ordinary launch, what was complete when that one began.
+
+    A caller that knows the kernel right before may say of an input that it is `settled`: not written by that kernel,
+    which lets this one start only after its own wait (the linears do, and `store_attention_inputs`). Then this one
+    works beside it, and waits only before it writes; after that it lets the next one start.
     """
     return capability(device) >= (9, 0)
-
-
-@functools.cache
-def shared_bytes(device: torch.device) -> int:
-    """Bytes of shared memory a block may use; those of sm_120 for the CPU."""
-    if device.type != "cuda":
-        return SM_120_SHARED_BYTES
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin

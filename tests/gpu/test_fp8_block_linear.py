@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import fp8_block_linear as benchmark
-from sm120_kernels.checks import shared_bytes, sm_count
+from sm120_kernels.checks import sm_count
 from sm120_kernels.ops.fp8_block_linear import fp8_block_linear, plan
 from sm120_kernels.ops.inv_rope_wo_a import inv_rope_wo_a
 from sm120_kernels.reference import fp8_block_linear as reference
@@ -56,7 +56,7 @@ def test_wo_a_equals_float64(tokens: int, ue8m0: bool) -> None:
 def test_a_row_alone_has_the_bits_of_the_row_in_a_batch_when_cut_alike() -> None:
     call = benchmark.inputs(64, 1536, 4096)
     device = torch.device("cuda", 0)
-    cut = plan(64, 1536, 4096, sm_count(device), shared_bytes(device))
+    cut = plan(64, 1536, 4096, sm_count(device))
     together = fp8_block_linear(**call, chosen=cut)
     for row in (0, 31, 63):
         alone = fp8_block_linear(**call | {"x": call["x"][row : row + 1]})

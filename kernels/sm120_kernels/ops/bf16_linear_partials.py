@@ -36,11 +36,10 @@ def _bf16_linear_kernel(
     OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
+    SETTLED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A share of the depth for OUTPUTS outputs of TOKENS tokens; the grid is (output blocks, shares, token blocks)."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     share = tl.program_id(1)
     token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
@@ -48,17 +47,21 @@ def _bf16_linear_kernel(
     weights = weight_ptr + output.to(tl.int64)[:, None] * depth + column[None, :]
     rows = x_ptr + token.to(tl.int64)[None, :] * x_stride + column[:, None]
     sums = tl.zeros([OUTPUTS, TOKENS], tl.float32)
-    if PDL:
+    if PDL and not SETTLED:
         # A turn's columns of a row are one 128-byte line.
         line = tl.arange(0, 2 * OUTPUTS)
         lines = weight_ptr + tl.minimum(tl.program_id(0) * OUTPUTS + line // 2, outputs - 1).to(tl.int64) * depth
         for turn in range(0, turns, 2):
             prefetch_l2(lines + (share * turns + tl.minimum(turn + line % 2, turns - 1)) * DEPTH)
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     for turn in tl.range(0, turns, num_stages=STAGES):
         weight = tl.load(weights + turn * DEPTH, mask=(output < outputs)[:, None], other=0.0)
         x = tl.load(rows + turn * DEPTH, mask=(token < tokens)[None, :], other=0.0)
         sums = dot(weight, x, sums)
+    if PDL and SETTLED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     place = (share * tokens + token).to(tl.int64)[None, :] * outputs + output[:, None]
     tl.store(partial_ptr + place, sums, mask=(output < outputs)[:, None] & (token < tokens)[None, :])
 
@@ -88,7 +91,12 @@ def plan(tokens: int, outputs: int, depth: int, sms: int) -> Plan:
 
 
 def bf16_linear_partials(
-    x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None, chosen: Plan | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    settled: bool = False,
+    out: torch.Tensor | None = None,
+    chosen: Plan | None = None,
 ) -> torch.Tensor:
     """Products x weight^T in fp32, left as shares of the depth that the next kernel adds up.
 
@@ -99,6 +107,7 @@ def bf16_linear_partials(
     Args:
         x: [tokens, depth] bfloat16, rows contiguous and a multiple of 8 elements apart.
         weight: [outputs, depth] bfloat16, contiguous; depth a multiple of 64.
+        settled: x is older than what the kernel right before this one writes (`checks.has_dependent_launch`).
         out: [splits, tokens, outputs] float32, contiguous, splits as `plan` says; allocated when None.
         chosen: cut the call this way, not as `plan` says.
 
@@ -136,6 +145,7 @@ def bf16_linear_partials(
         OUTPUTS=OUTPUTS,
         DEPTH=DEPTH,
         STAGES=STAGES,
+        SETTLED=settled,
         PDL=pdl,
         num_warps=WARPS,
         **({"launch_pdl": True} if pdl else {}),
@@ -167,7 +177,14 @@ def compile_cases() -> Iterator[CompileCase]:
                 "turns": "i32",
                 **dict.fromkeys(("outputs", "depth", "x_stride"), "i32:16"),
             },
-            constexprs={"TOKENS": tokens, "OUTPUTS": OUTPUTS, "DEPTH": DEPTH, "STAGES": STAGES, "PDL": True},
+            constexprs={
+                "TOKENS": tokens,
+                "OUTPUTS": OUTPUTS,
+                "DEPTH": DEPTH,
+                "STAGES": STAGES,
+                "SETTLED": False,
+                "PDL": True,
+            },
             num_warps=WARPS,
             uses_mma=True,
             options={"launch_pdl": True},

@@ -1,7 +1,7 @@
 """FP8 linear layer of a few rows: activations quantised inside, block-scaled weights.
 
-The weights are the rows of the product and the tokens its columns, padded to 8. Where the weight's rows do not fill the
-GPU, K is cut into shares, and the program that finishes a block of rows last adds the shares up.
+The weights are the rows of the product and the tokens its columns, padded to 16. K is cut into shares of four blocks of
+columns, and the program that finishes a block of rows last adds the shares up.
 """
 
 from __future__ import annotations
@@ -17,38 +17,74 @@ import triton
 import triton.language as tl
 
 from sm120_kernels import serving
-from sm120_kernels.aot import LIMITS, CompileCase
+from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import (
     has_dependent_launch,
     require,
     require_block_scale,
     require_device,
     require_rows,
-    shared_bytes,
     sm_count,
 )
-from sm120_kernels.interpret import prefetch_l2, to_bf16, to_e4m3
+from sm120_kernels.interpret import INTERPRETED, to_bf16, to_e4m3
 from sm120_kernels.unpack import scale_value
 
 BLOCK = 128
 E4M3_MAX = tl.constexpr(448.0)
 SMALLEST_MAXIMUM = tl.constexpr(1e-10)
 MAX_TILES = 65536
-STAGES = 3
-SPARE_BYTES = 4096
+WARPS = 8
 
 
 @triton.jit
-def quantise(value, UE8M0: tl.constexpr):
-    """e4m3 of each row of value [ROWS, COLUMNS] fp32, and its fp32 scale [ROWS]."""
-    scale = tl.maximum(tl.max(tl.abs(value), 1), SMALLEST_MAXIMUM) / E4M3_MAX
+def _maxima_of_2(a, b, c, d):
+    return tl.maximum(a, c), tl.maximum(b, d)
+
+
+@triton.jit
+def _maxima_of_4(a, b, c, d, e, f, g, h):
+    return tl.maximum(a, e), tl.maximum(b, f), tl.maximum(c, g), tl.maximum(d, h)
+
+
+@triton.jit
+def _maxima(values, COUNT: tl.constexpr):
+    """The largest magnitude of each row of COUNT tensors, all at once, so that none waits for another."""
+    magnitudes = ()
+    for i in tl.static_range(COUNT):
+        magnitudes = magnitudes + (tl.abs(values[i]),)
+    if COUNT == 1 or INTERPRETED:
+        maxima = ()
+        for i in tl.static_range(COUNT):
+            maxima = maxima + (tl.max(magnitudes[i], 1),)
+    elif COUNT == 2:
+        maxima = tl.reduce(magnitudes, 1, _maxima_of_2)
+    else:
+        maxima = tl.reduce(magnitudes[:4], 1, _maxima_of_4)
+        if COUNT == 8:
+            maxima = maxima + tl.reduce(magnitudes[4:], 1, _maxima_of_4)
+    return maxima
+
+
+@triton.jit
+def _scale(maximum, UE8M0: tl.constexpr):
+    """The fp32 scale of values of that largest magnitude, and its inverse."""
+    scale = tl.maximum(maximum, SMALLEST_MAXIMUM) / E4M3_MAX
     if UE8M0:
         exponent = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) >> 23
         scale = (exponent << 23).to(tl.float32, bitcast=True)
         inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
     else:
         inverse = 1.0 / scale
-    return to_e4m3(value * inverse[:, None]), scale
+    return scale, inverse
+
+
+@triton.jit
+def _load_blocks(pointers, COUNT: tl.constexpr, wanted):
+    """COUNT blocks of 128 columns from the pointers [rows, 128] on; zeros unless wanted."""
+    found = ()
+    for block in tl.static_range(COUNT):
+        found = found + (tl.load(pointers + block * 128, mask=wanted, other=0.0),)
+    return found
 
 
 @triton.jit
@@ -58,7 +94,7 @@ def _turn_back(value, cos, sin, TOKENS: tl.constexpr):
     return tl.join(a * cos + b * sin, b * cos - a * sin).reshape(TOKENS, 128)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turns"])
 def linear_kernel(
     x,
     residual,
@@ -75,6 +111,7 @@ def linear_kernel(
     tokens,
     x_stride,
     residual_stride,
+    turns,
     eps,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -82,68 +119,82 @@ def linear_kernel(
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
-    TURN: tl.constexpr,
     RESIDUAL: tl.constexpr,
     NORM: tl.constexpr,
     ROPE: tl.constexpr,
     UE8M0: tl.constexpr,
-    STAGES: tl.constexpr,
+    SETTLED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """out of ROWS of weight's GROUPS * COLUMNS rows, over one of SPLITS shares of DEPTH, for TOKENS tokens.
 
     The grid is (blocks of ROWS rows, SPLITS, blocks of TOKENS tokens). The rows of group g multiply the DEPTH columns
-    of x from g * DEPTH on. A turn of the loop takes TURN blocks of 128 columns; with ROPE four, a head, whose last 64
-    columns are turned back.
+    of x from g * DEPTH on. All blocks of 128 columns of a share are quantised side by side; with ROPE four are a head,
+    whose last 64 columns are turned back. `turns` is 1.
     """
-    SHARE: tl.constexpr = DEPTH // 128 // SPLITS
+    BLOCKS: tl.constexpr = DEPTH // 128 // SPLITS
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row = tile * ROWS + tl.arange(0, ROWS)
     token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
     present = token < tokens
+    # What is absent reads what is there.
+    there = tl.minimum(token, tokens - 1)
     k = tl.arange(0, 128)
-    row_start = weight + row.to(tl.int64) * DEPTH + split * (SHARE * 128)
-    if PDL:
-        # The weights do not depend on the kernel before this one, so they can be on their way while it ends.
-        if SHARE & (SHARE - 1) == 0:
-            prefetch_l2(row_start[:, None] + tl.arange(0, SHARE)[None, :] * 128)
+    first = split * (BLOCKS * 128) + k
+    inputs = x + there[:, None] * x_stride + (tile * ROWS // COLUMNS * DEPTH + first)[None, :]
+    # The weights do not depend on the kernel before this one, so they are on their way while it ends.
+    w = _load_blocks(weight + row.to(tl.int64)[:, None] * DEPTH + first[None, :], BLOCKS, True)
+    w_scale = ()
+    for block in tl.static_range(BLOCKS):
+        place = weight_scale + tile * ROWS // 128 * (DEPTH // 128) + split * BLOCKS + block
+        w_scale = w_scale + (scale_value(tl.load(place)),)
+    if PDL and not SETTLED:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    weights = row_start[:, None] + k[None, :]
-    weight_scale += tile * ROWS // 128 * (DEPTH // 128) + split * SHARE
-    first = split * (SHARE * 128) + k
-    inputs = x + token[:, None] * x_stride + (tile * ROWS // COLUMNS * DEPTH + first)[None, :]
-    if RESIDUAL:
-        added = residual + token[:, None] * residual_stride + first[None, :]
-        sums = residual_out + token[:, None] * DEPTH + first[None, :]
-    if ROPE:
-        pair = tl.arange(0, 64) - 32
-        angle = rope + tl.load(positions + token, mask=present, other=0)[:, None] * 64 + 2 * pair[None, :]
-        turning = present[:, None] & (pair >= 0)[None, :]
-        cos = tl.load(angle, mask=turning, other=1.0)
-        sin = tl.load(angle + 1, mask=turning, other=0.0)
+    loaded = _load_blocks(inputs, BLOCKS, True)
 
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
     squares = tl.zeros((TOKENS,), tl.float32)
-    for turn in tl.range(0, SHARE // TURN, num_stages=STAGES):
-        for part in tl.static_range(TURN):
-            block = turn * TURN + part
-            w = tl.load(weights + block * 128)
-            w_scale = scale_value(tl.load(weight_scale + block))
-            value = tl.load(inputs + block * 128, mask=present[:, None], other=0.0).to(tl.float32)
+    # One turn, which only the caller knows, and to which the input is carried: without the loop the assembler would
+    # load each block right before its use.
+    for turn in tl.range(0, turns, num_stages=1):
+        following = _load_blocks(inputs, BLOCKS, turn + 1 < turns)
+        if ROPE:
+            pair = tl.arange(0, 64) - 32
+            angle = rope + tl.load(positions + there)[:, None] * 64 + 2 * pair[None, :]
+            turning = (pair >= 0)[None, :]
+            cos = tl.load(angle, mask=turning, other=1.0)
+            sin = tl.load(angle + 1, mask=turning, other=0.0)
+        values = ()
+        for block in tl.static_range(BLOCKS):
+            value = loaded[block].to(tl.float32)
             if RESIDUAL:
-                value += tl.load(added + block * 128, mask=present[:, None], other=0.0).to(tl.float32)
+                added = residual + there[:, None] * residual_stride + first[None, :]
+                value += tl.load(added + block * 128).to(tl.float32)
                 if tile == 0:
+                    sums = residual_out + token[:, None] * DEPTH + first[None, :]
                     tl.store(sums + block * 128, to_bf16(value), mask=present[:, None])
             if NORM:
                 squares += tl.sum(value * value, 1)
                 value *= tl.load(norm_weight + first + block * 128).to(tl.float32)[None, :]
-            if ROPE and part == 3:
+            if ROPE and block % 4 == 3:
                 value = _turn_back(value, cos, sin, TOKENS)
-            q, scale = quantise(value, UE8M0)
-            acc += tl.dot(w, tl.trans(q)) * (scale * w_scale)[None, :]
+            values = values + (value,)
+        maxima = _maxima(values, BLOCKS)
+        quantised = ()
+        scales = ()
+        for block in tl.static_range(BLOCKS):
+            scale, inverse = _scale(maxima[block], UE8M0)
+            quantised = quantised + (tl.trans(to_e4m3(values[block] * inverse[:, None])),)
+            scales = scales + ((scale * w_scale[block])[None, :],)
+        for block in tl.static_range(BLOCKS):
+            acc += tl.dot(w[block], quantised[block]) * scales[block]
+        loaded = following
 
+    if PDL and SETTLED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     result = token[None, :] * (GROUPS * COLUMNS) + row[:, None]
     if SPLITS > 1:
         SIZE: tl.constexpr = GROUPS * COLUMNS
@@ -178,49 +229,29 @@ class Plan:
 
     Attributes:
         rows: weight rows a program takes, at most 128.
-        splits: shares of K.
+        splits: shares of K, of 1, 2, 4 or 8 blocks of 128 columns each.
         tokens: tokens a program takes.
-        turn: blocks of 128 columns a turn of the loop takes.
-        warps, stages: of the launch.
     """
 
     rows: int
     splits: int
     tokens: int
-    turn: int
-    warps: int
-    stages: int
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(tokens: int, rows: int, depth: int, sms: int, shared: int, unit: int = 1, inputs: int = 1) -> Plan:
+def plan(tokens: int, rows: int, depth: int, sms: int, inputs: int = 1) -> Plan:
     """Choose the blocks from the shapes; the choices are those of a sweep on an H200 (benchmarks/log.md).
 
     Args:
         tokens: of the call.
         rows, depth: of the weight, all groups together.
         sms: streaming multiprocessors.
-        shared: bytes of shared memory a program may use.
-        unit: blocks of 128 columns that a turn must keep together.
         inputs: activation tensors that are read: x, and the residual.
     """
     blocks = depth // BLOCK
-    padded = min(32 if inputs * unit <= 4 else 16, max(8, triton.next_power_of_2(tokens)))
-    warps = 8 if padded == 16 and inputs == 1 else 4
-    block_rows = 128 if rows // 128 >= (0.9 if warps == 4 else 0.45) * sms and unit == 1 else 64
-    programs, splits = rows // block_rows, 1
-    if block_rows == 64 and programs < 0.9 * sms:
-        while programs * splits < sms and blocks % (2 * splits * unit) == 0 and blocks // (2 * splits) >= 4:
-            splits *= 2
-    turn = max(unit, math.gcd(4 if splits > 1 and tokens > 8 else 2, blocks // splits))
-
-    def bytes_needed(turn: int, stages: int) -> int:
-        return turn * BLOCK * (block_rows + padded * (2 * inputs + 1)) * (stages - 1) + SPARE_BYTES
-
-    while turn > unit and bytes_needed(turn, STAGES) > shared:
-        turn //= 2
-    stages = STAGES if bytes_needed(turn, STAGES) <= shared else 2
-    return Plan(block_rows, splits, padded, turn, warps, stages)
+    splits = blocks // math.gcd(4, blocks)
+    padded = 16 if tokens <= 16 or inputs > 1 else 32
+    return Plan(64 if padded == 16 and rows // 64 * splits <= 2 * sms else 128, splits, padded)
 
 
 def fp8_block_linear(
@@ -233,6 +264,7 @@ def fp8_block_linear(
     norm_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
     ue8m0: bool = False,
+    settled: bool = False,
     out: torch.Tensor | None = None,
     chosen: Plan | None = None,
 ) -> torch.Tensor:
@@ -255,6 +287,8 @@ def fp8_block_linear(
         norm_weight: [K] bfloat16.
         eps: of the RMSNorm.
         ue8m0: activation scales are powers of two.
+        settled: x is older than what the kernel right before this one writes (`checks.has_dependent_launch`); not with
+            residual.
         out: [rows, N] bfloat16, contiguous; allocated when None.
         chosen: cut the call this way, not as `plan` says.
 
@@ -280,6 +314,8 @@ def fp8_block_linear(
         require(residual_out, "residual_out", torch.bfloat16, (tokens, depth))
     elif residual_out is not None:
         raise ValueError("residual_out without residual")
+    if settled and residual is not None:
+        raise ValueError("settled with residual, whose sum is stored early")
     if norm_weight is not None:
         require(norm_weight, "norm_weight", torch.bfloat16, (depth,))
     if out is None:
@@ -295,15 +331,7 @@ def fp8_block_linear(
         out=out,
     )
     launch(
-        chosen
-        or plan(
-            tokens,
-            columns,
-            depth,
-            sm_count(x.device),
-            shared_bytes(x.device),
-            inputs=1 if residual is None else 2,
-        ),
+        chosen or plan(tokens, columns, depth, sm_count(x.device), 1 if residual is None else 2),
         x,
         weight,
         weight_scale,
@@ -314,6 +342,7 @@ def fp8_block_linear(
         residual_out=residual_out,
         norm_weight=norm_weight,
         eps=eps,
+        settled=settled,
     )
     return out
 
@@ -341,6 +370,7 @@ def launch(
     eps: float = 0.0,
     positions: torch.Tensor | None = None,
     rope: torch.Tensor | None = None,
+    settled: bool = False,
 ) -> None:
     """The kernel on checked arguments: x [tokens, groups * K], weight of groups * N rows of K columns."""
     tokens, depth = x.shape[0], weight.shape[-1]
@@ -372,6 +402,7 @@ def launch(
         tokens,
         x.stride(0),
         0 if residual is None else residual.stride(0),
+        1,
         eps,
         COLUMNS=rows // groups,
         GROUPS=groups,
@@ -379,15 +410,13 @@ def launch(
         SPLITS=cut.splits,
         ROWS=cut.rows,
         TOKENS=cut.tokens,
-        TURN=cut.turn,
         RESIDUAL=residual is not None,
         NORM=norm_weight is not None,
         ROPE=rope is not None,
         UE8M0=ue8m0,
-        STAGES=cut.stages,
+        SETTLED=settled,
         PDL=pdl,
-        num_warps=cut.warps,
-        num_stages=cut.stages,
+        num_warps=WARPS,
         **({"launch_pdl": True} if pdl else {}),
     )
 
@@ -424,8 +453,7 @@ def compile_cases() -> Iterator[CompileCase]:
     for columns, depth in shapes:
         for tokens in (1, 16, 64):
             for name, flags in PROLOGUES.items():
-                inputs = 2 if flags["RESIDUAL"] else 1
-                cut = plan(tokens, columns, depth, 188, LIMITS[120].shared_per_block, inputs=inputs)
+                cut = plan(tokens, columns, depth, 188, 2 if flags["RESIDUAL"] else 1)
                 if name == "plain" or (columns, depth) == (8192, 1024):
                     key = (cut, depth if flags["NORM"] else 0, name)
                     if key in seen:
@@ -460,7 +488,7 @@ def linear_case(
             "weight": "*fp8e4nv:16",
             "weight_scale": "*u8:16" if flags["UE8M0"] else "*fp32:16",
             **dict.fromkeys(("x_stride", "residual_stride"), "i32:16"),
-            "tokens": "i32",
+            **dict.fromkeys(("tokens", "turns"), "i32"),
             "eps": "fp32",
         },
         constexprs={
@@ -470,14 +498,12 @@ def linear_case(
             "SPLITS": cut.splits,
             "ROWS": cut.rows,
             "TOKENS": cut.tokens,
-            "TURN": cut.turn,
             "ROPE": rope,
-            "STAGES": cut.stages,
+            "SETTLED": False,
             "PDL": True,
             **flags,
         },
-        num_warps=cut.warps,
-        num_stages=cut.stages,
+        num_warps=WARPS,
         uses_mma=True,
         options={"launch_pdl": True},
     )

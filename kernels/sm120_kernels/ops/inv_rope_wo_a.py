@@ -8,18 +8,13 @@ from collections.abc import Callable, Iterator
 import torch
 
 from sm120_kernels import kv_layout, serving
-from sm120_kernels.aot import LIMITS, CompileCase
-from sm120_kernels.checks import require, require_block_scale, require_device, require_index, shared_bytes, sm_count
+from sm120_kernels.aot import CompileCase
+from sm120_kernels.checks import require, require_block_scale, require_device, require_index, sm_count
 from sm120_kernels.ops import fp8_block_linear
-from sm120_kernels.ops.fp8_block_linear import BLOCK, Plan
+from sm120_kernels.ops.fp8_block_linear import BLOCK, Plan, plan
 
 HEAD_DIM = kv_layout.HEAD_DIM
 ROPE_DIM = kv_layout.ROPE_DIM
-
-
-def plan(tokens: int, rows: int, depth: int, sms: int, shared: int) -> Plan:
-    """`fp8_block_linear.plan`, with a head's four blocks of columns a turn."""
-    return fp8_block_linear.plan(tokens, rows, depth, sms, shared, unit=HEAD_DIM // BLOCK)
 
 
 def inv_rope_wo_a(
@@ -47,7 +42,7 @@ def inv_rope_wo_a(
             float32, or float8_e8m0fnu or uint8 (2 ** (byte - 127)).
         ue8m0: activation scales are powers of two.
         out: [rows, groups * N] bfloat16, contiguous; allocated when None.
-        chosen: cut the call this way, not as `plan` says; its turn must be 4.
+        chosen: cut the call this way, not as `fp8_block_linear.plan` says, in shares of whole heads.
 
     Returns:
         y, bfloat16 [rows, groups * N]: what wo_b takes.
@@ -77,7 +72,7 @@ def inv_rope_wo_a(
     require(out, "out", torch.bfloat16, (tokens, groups * columns))
     require_device(o.device, positions=positions, rope=rope, weight=weight, weight_scale=weight_scale, out=out)
     fp8_block_linear.launch(
-        chosen or plan(tokens, groups * columns, depth, sm_count(o.device), shared_bytes(o.device)),
+        chosen or plan(tokens, groups * columns, depth, sm_count(o.device)),
         o.view(tokens, heads * HEAD_DIM),
         weight,
         flat,
@@ -111,7 +106,7 @@ def compile_cases() -> Iterator[CompileCase]:
             yield fp8_block_linear.linear_case(
                 "inv_rope_wo_a",
                 f"{tokens} tokens, {'UE8M0' if ue8m0 else 'fp32'} scales",
-                plan(tokens, groups * columns, depth, 188, LIMITS[120].shared_per_block),
+                plan(tokens, groups * columns, depth, 188),
                 columns,
                 depth,
                 {"NORM": False, "RESIDUAL": False, "UE8M0": ue8m0},

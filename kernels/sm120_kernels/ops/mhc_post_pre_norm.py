@@ -285,6 +285,8 @@ def plan(tokens: int, sms: int) -> Plan:
     """
     if 4 < tokens <= 16:
         return Plan(16, 64, 1, 8)
+    if tokens > 128:
+        return Plan(32, 32, 4, 8)
     block = 16 if tokens <= 32 else 32
     steps = 8
     while steps > 1 and triton.cdiv(tokens, block) * (HIDDEN // (32 * steps)) < 3 * sms:

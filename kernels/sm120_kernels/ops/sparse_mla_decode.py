@@ -249,6 +249,7 @@ def _combine_kernel(
         sink_log2 = tl.load(sink + head) * LOG2E
     if PDL:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     share_lse = tl.load(partial_lse + place, mask=share < SPLITS, other=float("-inf"))
     values = tl.load(partial + place[:, None] * HEAD_DIM + column[None, :], mask=(share < SPLITS)[:, None], other=0.0)
     top = tl.max(share_lse, 0)

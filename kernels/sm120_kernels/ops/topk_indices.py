@@ -460,6 +460,7 @@ def _merge_kernel(
     raw_row = raw_ptr + row * TOPK
     if PDL:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     if length <= TOPK:
         _store_all(out_row, raw_row, table, length, TOPK, PAGE, RAW)
     else:
@@ -503,8 +504,12 @@ def _select_kernel(
     COMPACT: tl.constexpr,
     PAGE: tl.constexpr,
     RAW: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """A program writes one row of the result from its scores, with COMPACT by way of LIMIT slots of its own."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     length = tl.minimum(tl.load(lengths_ptr + row), width)
     table = table_ptr + row // rows_per_request * table_stride
@@ -606,7 +611,7 @@ def _constants(chosen: Plan, kernel: Any, raw: bool, pdl: bool) -> dict[str, Any
 
 def _options(chosen: Plan, kernel: Any, pdl: bool) -> dict[str, Any]:
     """Further options of one of the kernels' launches."""
-    options: dict[str, Any] = {"launch_pdl": True} if pdl and kernel in (_candidates_kernel, _merge_kernel) else {}
+    options: dict[str, Any] = {"launch_pdl": True} if pdl and kernel is not _maxima_kernel else {}
     if kernel in (_maxima_kernel, _candidates_kernel):
         # So that a multiprocessor (65,536 registers) holds two programs: some versions of Triton would take more.
         options["maxnreg"] = 65536 // (2 * 32 * chosen.warps)
