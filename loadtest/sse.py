@@ -79,7 +79,7 @@ class Observation:
 def read_event(endpoint: Endpoint, data: bytes) -> Observation:
     """Interprets one event of `/v1/chat/completions` or `/generate`.
 
-    A reasoning delta is a token but not content. Raises ValueError when the data is no JSON object, or of another shape.
+    A reasoning delta is a token but not content. ValueError is raised for what is no such event.
     """
     if data.strip() == b"[DONE]":
         return Observation(done=True)
