@@ -167,5 +167,5 @@ def _own_process(state: State) -> psutil.Process | None:
         record: Any = json.loads(_record(state).read_text())
         process = psutil.Process(int(record["pid"]))
         return process if abs(process.create_time() - float(record["created"])) < 1 else None
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, psutil.Error):
         return None

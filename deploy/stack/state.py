@@ -144,7 +144,7 @@ def _held(file: str) -> LockHeld:
     try:
         holder = json.loads(Path(file).read_text())
         who, pid = f"`deploy {holder['verb']}` (pid {holder['pid']}, since {holder['since']})", holder["pid"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         who, pid = "another deploy command", "PID"
     return LockHeld(
         f"{who} is running", "two commands must not change one stack", f"wait for it, or stop it: kill {pid}"
