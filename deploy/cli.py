@@ -273,7 +273,7 @@ def logs_verb(
             f"profile {stack.profile} has {', '.join(stack.expected)}",
             "deploy logs",
         )
-    if tail != "all" and not tail.isdigit():
+    if tail != "all" and not tail.isdecimal():
         raise typer.BadParameter("a number or all", param_hint="--tail")
     if since and not re.fullmatch(r"(\d+(\.\d+)?[smhd])+|\d{4}-\d\d-\d\d(T.+)?|\d+", since):
         raise typer.BadParameter("a time such as 10m, 2h or 2026-01-31T12:00:00", param_hint="--since")

@@ -200,7 +200,8 @@ def _complete(
             if attempts >= ATTEMPTS:
                 raise _unreachable(item, advice, error) from error
             stop.wait(min(PAUSE_S * 2 ** (attempts - 1), LONGEST_PAUSE_S))
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        # The last two: of an address that the server sends us to.
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise _unreachable(item, advice, error) from error
         else:
             if digest == item.sha256:

@@ -39,7 +39,8 @@ from deploy.stack.up import up
 
 CUT = 1
 LimitOption = Annotated[
-    float, typer.Option("--limit", min=0, help="Seconds that requests in flight may go on.", show_default="300")
+    float,
+    typer.Option("--limit", min=0, max=86400, help="Seconds that requests in flight may go on.", show_default="300"),
 ]
 RoleArgument = Annotated[str, typer.Argument(metavar="ROLE", help=f"{', '.join(ALL_ROLES)}, or an engine's URL.")]
 

@@ -27,6 +27,7 @@ from loadtest.run import LOCUSTFILE
 from loadtest.workload import Prompts, Synthetic, Trace, Workload, parse_length, parse_lengths
 
 DEFAULT_URL = "http://127.0.0.1:30000"
+MOST_S = 7 * 86400.0
 EXIT_FAILED, EXIT_REJECTED, EXIT_MISSED, EXIT_INTERRUPTED = 1, 3, 4, 130
 
 EXAMPLES = """
@@ -156,9 +157,9 @@ def run(
     turns: Annotated[int, typer.Option(min=1, help="requests of one conversation, with the real answers in it")] = 1,
     prompts: Annotated[Path | None, typer.Option(help="JSONL of your own prompts instead")] = None,
     trace: Annotated[Path | None, typer.Option(help="JSONL trace to replay (Mooncake format) instead")] = None,
-    trace_speed: Annotated[float, typer.Option(min=0.001, help="how many times as fast to replay it")] = 1.0,
+    trace_speed: Annotated[float, typer.Option(min=0.001, max=1e6, help="how many times as fast to replay it")] = 1.0,
     seed: Annotated[int, typer.Option(help="same seed, same requests")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.0,
     tokenizer: Annotated[
         Path | None, typer.Option(help="the served model's tokenizer.json or its folder [words are probed instead]")
     ] = None,
@@ -168,13 +169,19 @@ def run(
             help="NAME=URL of an engine whose counters to compare, e.g. prefill=http://10.0.0.2:30000; repeat [found]"
         ),
     ] = None,
-    ramp: Annotated[float, typer.Option(min=0.0, help="seconds until all users or the full rate are there")] = 0.0,
+    ramp: Annotated[
+        float, typer.Option(min=0.0, max=MOST_S, help="seconds until all users or the full rate are there")
+    ] = 0.0,
     warmup_limit: Annotated[
-        float, typer.Option(min=1.0, help="seconds after which a run counts as never steady")
+        float, typer.Option(min=1.0, max=MOST_S, help="seconds after which a run counts as never steady")
     ] = 300.0,
-    drain_limit: Annotated[float, typer.Option(min=1.0, help="seconds to wait for the last answers")] = 120.0,
-    silence_timeout: Annotated[float, typer.Option(min=0.1, help="seconds without a byte that fail a request")] = 300.0,
-    request_timeout: Annotated[float, typer.Option(min=0.1, help="seconds that fail a request")] = 1800.0,
+    drain_limit: Annotated[
+        float, typer.Option(min=1.0, max=MOST_S, help="seconds to wait for the last answers")
+    ] = 120.0,
+    silence_timeout: Annotated[
+        float, typer.Option(min=0.1, max=MOST_S, help="seconds without a byte that fail a request")
+    ] = 300.0,
+    request_timeout: Annotated[float, typer.Option(min=0.1, max=MOST_S, help="seconds that fail a request")] = 1800.0,
     processes: Annotated[int, typer.Option(min=1, help="generator processes, when one is not fast enough")] = 1,
     slo: Annotated[str | None, typer.Option(help="ttft=S,tpot=S,e2e=S (seconds): goodput is what meets it")] = None,
     target: Annotated[str | None, typer.Option(help="THROUGHPUT@C that must be reached, like 1000@16")] = None,

@@ -79,10 +79,17 @@ class Observation:
 def read_event(endpoint: Endpoint, data: bytes) -> Observation:
     """Interprets one event of `/v1/chat/completions` or `/generate`.
 
-    A reasoning delta is a token but not content. Raises ValueError when the data is not a JSON object.
+    A reasoning delta is a token but not content. ValueError is raised for what is no such event.
     """
     if data.strip() == b"[DONE]":
         return Observation(done=True)
+    try:
+        return _read(endpoint, data)
+    except (KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not an event: {data[:80]!r}") from error
+
+
+def _read(endpoint: Endpoint, data: bytes) -> Observation:
     loaded: Any = json.loads(data)
     if not isinstance(loaded, dict):
         raise ValueError(f"an event is not a JSON object: {data[:80]!r}")

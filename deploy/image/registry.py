@@ -11,7 +11,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ def parse_manifest(content: bytes, media_type: str = "") -> Manifest:
             config=_descriptor(document["config"]),
             layers=layers,
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not an image's manifest: {type(error).__name__}: {error}") from error
     return manifest
 
@@ -202,7 +202,7 @@ class Client:
                 f"{self.registry.name} answered 404",
                 "deploy push on the host that built it, or deploy build here",
             )
-        content = self._good(answer).content[: LONGEST_MANIFEST + 1]
+        content = self._good(answer).content
         if reference.startswith("sha256:") and digest_of(content) != reference:
             raise DeployError(
                 "the registry sent another manifest than it was asked for",
@@ -222,6 +222,12 @@ class Client:
         if self._ask("HEAD", f"blobs/{digest}").status_code == 200:
             return
         begun = self._good(self._ask("POST", "blobs/uploads/"))
+        if "Location" not in begun.headers:
+            raise RegistryUnreachable(
+                f"{self.registry.name} does not answer as a registry",
+                "it says nowhere where a blob would go",
+                "check the address of the registry",
+            )
         address = httpx.URL(f"{self.registry.base}/").join(begun.headers["Location"])
         address = address.copy_merge_params({"digest": digest})
         # A large one takes a registry a while to digest.
@@ -252,8 +258,11 @@ class Client:
 
     def _send(self, method: str, address: str, **named: Any) -> httpx.Response:
         try:
-            return self.http.request(method, address, **named)
-        except httpx.HTTPError as error:
+            with self.http.stream(method, address, **named) as answer:
+                _read(answer)
+                return answer
+        # The last two: of an address that the registry sends us to.
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise RegistryUnreachable(
                 f"the registry {self.registry.host} does not answer",
                 f"{address}: {error or type(error).__name__}",
@@ -270,6 +279,31 @@ class Client:
             f"{answer.request.method} {answer.request.url} answered {answer.status_code} {words}",
             f"docker login {self.registry.host}" if denied else "check the registry's own log",
         )
+
+
+class _Bounded(httpx.SyncByteStream):
+    """A body that ends in an error where no document of a registry is that long."""
+
+    def __init__(self, stream: Iterable[bytes]) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        left = LONGEST_MANIFEST
+        for chunk in self._stream:
+            left -= len(chunk)
+            if left < 0:
+                raise httpx.ReadError(f"more than {LONGEST_MANIFEST} bytes where a document was expected")
+            yield chunk
+
+    def close(self) -> None:
+        if isinstance(self._stream, httpx.SyncByteStream):
+            self._stream.close()
+
+
+def _read(answer: httpx.Response) -> bytes:
+    assert isinstance(answer.stream, httpx.SyncByteStream)
+    answer.stream = _Bounded(answer.stream)
+    return answer.read()
 
 
 class RegistryAuth(httpx.Auth):
@@ -303,8 +337,11 @@ class RegistryAuth(httpx.Auth):
             token = yield asking
             if not token.is_success:
                 return
-            document: Any = json.loads(token.read())
-            self._header = f"Bearer {document.get('token') or document.get('access_token')}"
+            try:
+                document: Any = json.loads(_read(token))
+                self._header = f"Bearer {document.get('token') or document.get('access_token')}"
+            except (ValueError, AttributeError, RecursionError) as error:
+                raise httpx.RemoteProtocolError(f"{fields['realm']} sent no token", request=asking) from error
         elif user:
             self._header = _basic(user)
         else:

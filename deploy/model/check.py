@@ -121,6 +121,6 @@ def _read(memory: Path | None) -> dict[str, Any]:
     """What was seen before; nothing if the file is missing or damaged, since it only saves time."""
     try:
         seen: Any = json.loads(memory.read_text()) if memory else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", seen) if isinstance(seen, dict) else {}

@@ -92,10 +92,17 @@ def load(file: FilePath, profile: Profile | None = None) -> SpecFile:
 
 def parse(text: str, file: FilePath, profile: Profile | None = None) -> SpecFile:
     """Validate a spec's text; the same as `load` without the disk."""
+    # Some editors begin a file with a mark that says UTF-8.
+    text = text.removeprefix("\ufeff")
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SpecError(file, [_syntax_problem(text, error)]) from error
+    except RecursionError as error:
+        problem = Problem(
+            Position(1, 1), "", "brackets in brackets, thousands deep", "no key wants that", "remove them"
+        )
+        raise SpecError(file, [problem]) from error
     places = positions(text)
     overridden: dict[str, str] = {}
     if profile is not None:

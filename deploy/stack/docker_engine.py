@@ -170,5 +170,5 @@ def _own_process(state: State) -> psutil.Process | None:
         # One that has ended and that no init process has collected runs no more.
         ended = process.status() == psutil.STATUS_ZOMBIE
         return process if not ended and abs(process.create_time() - float(record["created"])) < 1 else None
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, psutil.Error):
         return None

@@ -11,6 +11,7 @@ command after a power cut, finds the old state or the new one.
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ from deploy.stack.state import State, sync_folder, write
 
 RECORD, ENVIRONMENT, RENDERED, COMPOSE = "generation.json", "stack.env", "compose.json", "compose"
 SPEC, LOCK, ACCEPTANCE = "deploy.toml", "deploy.lock", "acceptance.json"
+
+
+# Only such names: there are digits that `int` does not read.
+NUMBER = re.compile(r"[0-9]+")
 
 
 class Damaged(DeployError):
@@ -131,7 +136,7 @@ def numbers(state: State) -> list[int]:
     """The generations that there are, oldest first."""
     if not state.generations.is_dir():
         return []
-    return sorted(int(path.name) for path in state.generations.iterdir() if path.name.isdigit())
+    return sorted(int(path.name) for path in state.generations.iterdir() if NUMBER.fullmatch(path.name))
 
 
 def current_number(state: State) -> int | None:
@@ -140,7 +145,7 @@ def current_number(state: State) -> int | None:
         name = state.current.readlink().name
     except OSError:
         return None
-    return int(name) if name.isdigit() else None
+    return int(name) if NUMBER.fullmatch(name) else None
 
 
 def current(state: State) -> Generation | None:

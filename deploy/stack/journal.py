@@ -46,6 +46,6 @@ def cut_off(state: State) -> Entry | None:
     try:
         found = json.loads(text)
         return Entry(str(found["verb"]), int(found["pid"]), str(found["since"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         # Whatever stands there: somebody was at work and did not end.
         return Entry("a command", 0, "an unknown time")

@@ -165,7 +165,7 @@ def _holder(file: Path) -> tuple[str, int] | None:
         holder = json.loads(file.read_text())
         pid = int(holder["pid"])
         return f"`deploy {holder['verb']}` (pid {pid}, since {holder['since']})", pid
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -210,3 +211,12 @@ def test_one_failure_leaves_what_else_arrived(folder: Path) -> None:
             fetch([good, gone], http, ADVICE)
         fetch([good], http, ADVICE)
     assert names(folder / "cache") == ["a"]
+
+
+@pytest.mark.parametrize("away", ["http://[::1", f"http://{'a' * 300}.example/", "file:///etc/passwd", "/"])
+def test_a_server_that_sends_us_nowhere_is_given_up(tmp_path: Path, away: str) -> None:
+    answer = httpx.MockTransport(lambda _: httpx.Response(302, headers={"Location": away}))
+    item = Item("a", "http://server.example/a", SHA256, tmp_path / "a", 10)
+    with httpx.Client(transport=answer, follow_redirects=True) as http, pytest.raises(DeployError, match="unreachable"):
+        fetch([item], http, ADVICE)
+    assert names(tmp_path) == []

@@ -1,6 +1,6 @@
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +188,60 @@ def test_a_password_does_not_follow_a_blob_to_another_host(login: Callable[[dict
     with client(answer) as made:
         assert made.http.get(made.blob_address(DIGEST)).content == b"blob"
     assert elsewhere == [None]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Location": f"http://{'a' * 300}.example/"},
+        {"Location": "http://[::1"},
+        {"Location": "file:///etc/passwd"},
+    ],
+)
+def test_a_registry_that_sends_us_nowhere_does_not_answer(headers: dict[str, str]) -> None:
+    with pytest.raises(RegistryUnreachable, match="does not answer"):
+        client(lambda _: httpx.Response(302, headers=headers)).manifest("tag")
+
+
+@pytest.mark.parametrize("realm", ["http://[::1", f"https://{'a' * 300}.example"])
+def test_a_challenge_that_names_no_address_is_refused(login: Callable[[dict[str, Any]], None], realm: str) -> None:
+    login({})
+    challenge = {"WWW-Authenticate": f'Bearer realm="{realm}"'}
+    with pytest.raises(RegistryUnreachable):
+        client(lambda _: httpx.Response(401, headers=challenge)).manifest("tag")
+
+
+@pytest.mark.parametrize("token", [b"<html>", b"[]", b"null", b"[" * 100_000])
+def test_a_service_that_sends_no_token_is_named(login: Callable[[dict[str, Any]], None], token: bytes) -> None:
+    login({})
+    challenge = {"WWW-Authenticate": 'Bearer realm="https://auth.lan/"'}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "auth.lan":
+            return httpx.Response(200, content=token)
+        return httpx.Response(401, headers=challenge)
+
+    with pytest.raises(RegistryUnreachable, match="sent no token"):
+        client(answer).manifest("tag")
+
+
+def test_a_manifest_without_end_is_not_read_to_its_end() -> None:
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        while sent < 100 << 20:
+            sent += 1 << 20
+            yield b"[" * (1 << 20)
+
+    with pytest.raises(RegistryUnreachable, match="more than"):
+        client(lambda _: httpx.Response(200, content=endless())).manifest("tag")
+    assert sent <= 5 << 20
+
+
+def test_a_registry_that_takes_blobs_nowhere_is_none() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(404 if request.method == "HEAD" else 202)
+
+    with pytest.raises(RegistryUnreachable, match="does not answer as a registry"):
+        client(answer).put_blob(b"x")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadtest.sse import EventParser, StreamRecord, read_event
+from loadtest.sse import Endpoint, EventParser, StreamRecord, read_event
+
+KEYS = (
+    *("choices", "delta", "content", "reasoning", "finish_reason", "usage", "prompt_tokens", "completion_tokens"),
+    *("prompt_tokens_details", "error", "object", "message", "meta_info", "text"),
+)
 
 
 def chat(**delta: Any) -> dict[str, Any]:
@@ -89,3 +95,19 @@ def test_errors_inside_the_stream_are_seen() -> None:
     assert read_event("chat", b'{"object":"error","message":"too long"}').error == "too long"
     aborted = b'{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"gone"}}}'
     assert "gone" in (read_event("generate", aborted).error or "")
+
+
+nasty = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+)
+
+
+@given(st.sampled_from(["chat", "generate"]), st.binary() | nasty.map(lambda value: json.dumps(value).encode()))
+@example("chat", b"[" * 100_000)
+@example("chat", b'{"usage": {"completion_tokens": 1}}')
+@example("chat", b'{"usage": {"prompt_tokens": 1, "completion_tokens": 1e999}}')
+@example("generate", b'{"meta_info": {"completion_tokens": []}}')
+def test_whatever_a_server_sends_is_an_event_or_refused(endpoint: Endpoint, data: bytes) -> None:
+    with suppress(ValueError):
+        read_event(endpoint, data)

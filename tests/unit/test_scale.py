@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from deploy.cli import app
 from deploy.lock.model import Lock, LockedFile, LockedLayer, ModelLock
 from deploy.scale.distribution import PIECES, SLOTS, WAYS, Network, Way, spread
 from deploy.scale.report import GIGABIT, PACKED_BYTES, Assumed, fleets, image_bytes, model_bytes, request_bytes
@@ -90,3 +92,9 @@ def test_the_verb_prints_a_table_or_json_and_refuses_what_is_no_number_of_hosts(
     assert "peers" in run("--hosts", "2").stdout
     for wrong in ("", "x", "0", "1,,2", "100000"):
         assert run("--hosts", wrong).returncode == 2
+
+
+@pytest.mark.parametrize("option", ["--network", "--registry", "--cache", "--disk", "--unpack", "--compile"])
+@pytest.mark.parametrize("value", ["inf", "nan", "1e308", "-1"])
+def test_a_rate_that_nobody_has_is_refused(option: str, value: str) -> None:
+    assert CliRunner().invoke(app, ["scale", "--hosts", "2", f"{option}={value}"]).exit_code == 2

@@ -249,3 +249,12 @@ def paths(value: Any, prefix: tuple[str | int, ...] = ()) -> list[tuple[str | in
     elif isinstance(value, list):
         items = list(enumerate(cast(list[Any], value)))
     return [path for key, inner in items for path in [(*prefix, key), *paths(inner, (*prefix, key))]]
+
+
+def test_the_mark_that_some_editors_begin_a_file_with_is_none_of_it() -> None:
+    assert parse('\ufeffprofile = "cpu"\n', FILE).spec.profile == "cpu"
+
+
+def test_thousands_of_brackets_are_refused() -> None:
+    with pytest.raises(SpecError, match="thousands deep"):
+        parse("a=" + "[" * 20_000, FILE)

@@ -7,7 +7,9 @@ import pytest
 
 from deploy.errors import DeployError
 from deploy.host.docker_facts import DockerFacts
-from deploy.stack import cleanup
+from deploy.lock.model import LockedFile, ModelLock
+from deploy.model.check import check_folder
+from deploy.stack import cleanup, docker_engine, generations, journal
 from deploy.stack.state import LockHeld, NoStateFolder, State, copy_secret, read_keys, write
 
 HOLD = """
@@ -114,3 +116,26 @@ def test_cleaning_up_leaves_what_is_not_ours_beside_the_generated_model(
     weights.unlink()
     cleanup.remove_all(State(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "[" * 100_000, '{"pid": 1e999, "verb": "up", "since": "now"}', "\ufeff{}"], ids=range(5)
+)
+def test_whatever_stands_in_the_controllers_own_notes_it_goes_on(text: str, tmp_path: Path) -> None:
+    state = State(tmp_path)
+    for file in (state.journal, state.seen_models, state.engine / "process.json"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert journal.cut_off(state)
+    assert not docker_engine.installed_here(state)
+    model = ModelLock(file=(LockedFile(path="a", sha256="0" * 64, size=1),))
+    assert [drift.path for drift in check_folder(tmp_path / "none", model, memory=state.seen_models)] == ["a"]
+
+
+def test_only_folders_with_a_number_for_a_name_are_generations(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    for name in ("2", "10", "³", "x", ".unfinished"):
+        (state.generations / name).mkdir(parents=True)
+    assert generations.numbers(state) == [2, 10]
+    state.current.symlink_to(state.generations / "³")
+    assert generations.current_number(state) is None
