@@ -35,7 +35,7 @@ LOOP = 4
 LOOP_WINDOW_S = 3600.0
 # An engine that hangs as the gate sees it, a healthy one that the router does not use, one that does not answer our
 # probe either, a container that has ended, an idle engine that holds KV cache: for how long that may be. The gate waits
-# for ENGINE_SILENCE before it says so: 10 s, together the 20 s after which SGLang itself calls a scheduler stuck.
+# for ENGINE_SILENCE before it says so; with its least, 10 s, that is SGLang's own limit for a stuck scheduler.
 HANGING_S = 10.0
 UNROUTED_S = 60.0
 SILENT_S = 30.0
