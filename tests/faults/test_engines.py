@@ -239,7 +239,7 @@ STUCK = {
     "the router": ("router", "router-alone"),
 }
 # The gate finds it in 10 s, `deploy watch` waits for 10 s more and looks every 5 s; then as after a SIGKILL.
-RESTARTED_S = 30.0
+RESTARTED_S = 40.0
 
 
 @pytest.mark.parametrize("what", STUCK)
