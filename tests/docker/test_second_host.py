@@ -122,6 +122,7 @@ def test_a_changed_kernel_costs_the_second_host_less_than_a_megabyte(
         assert report["image"]["id"] == changed.id
         assert report["size"] < sent < SMALL_BYTES
         record_testsuite_property("bytes from the registry", sent)
+        print(f"bytes from the registry: {sent:,}")
         if (field.first / "cosign.pub").exists():
             # This one was pushed without the key: what serves stays, and the new image is not run.
             serving = field.host.docker("ps", "--quiet")
