@@ -6,6 +6,7 @@ It pushes and pulls five gigabytes, hence not among the quick tests.
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +123,7 @@ def test_a_changed_kernel_costs_the_second_host_less_than_a_megabyte(
         assert report["image"]["id"] == changed.id
         assert report["size"] < sent < SMALL_BYTES
         record_testsuite_property("bytes from the registry", sent)
-        print(f"bytes from the registry: {sent:,}")
+        sys.stdout.write(f"bytes from the registry: {sent:,}\n")
         if (field.first / "cosign.pub").exists():
             # This one was pushed without the key: what serves stays, and the new image is not run.
             serving = field.host.docker("ps", "--quiet")
