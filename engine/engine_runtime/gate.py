@@ -122,7 +122,8 @@ class Engine:
         written: when its schedulers wrote the last load snapshots that were seen, by their clock.
         lived: it has shown a sign of life since this process began.
         quiet_s: for how long there has been none.
-        hangs: that is too long. Not for one that never lived: it may be starting, or be none that the gate can ask.
+        hangs: that is too long, and it takes connections. Not one that never lived: it may be starting, or be none that
+            the gate can ask.
         sick_since: since when the router calls it unhealthy, None if it does not.
         down_since: its last sign of life before it was found dead, hanging or sick for too long, None while it is
             none of these.
@@ -162,8 +163,10 @@ class Engine:
     def judge(self, now: float, silence_s: float) -> None:
         """Decide whether it is down, from the looks so far."""
         sick = self.sick_since is not None and now - self.sick_since >= VERDICT_S
-        self.hangs = self.lived and self.quiet_s >= silence_s
-        if self.failed >= LOOKS or self.hangs or sick:
+        dead = self.failed >= LOOKS
+        # What a dead one had the router itself sends to another.
+        self.hangs = self.lived and not dead and self.quiet_s >= silence_s
+        if dead or self.hangs or sick:
             self.down_since = self.down_since or now - self.quiet_s
         else:
             self.down_since = None

@@ -451,6 +451,12 @@ def test_a_kind_is_down_only_when_all_its_engines_are() -> None:
     assert kinds_down(engines) == {"regular": Outage(5.0, True)}
 
 
+def test_an_engine_that_takes_no_connections_is_dead_and_does_not_hang() -> None:
+    engine = Engine("regular", failed=LOOKS, lived=True, quiet_s=10 * SILENCE_S)
+    engine.judge(1000.0, SILENCE_S)
+    assert engine.down_since is not None and not engine.hangs
+
+
 def test_a_prefill_that_hangs_takes_what_has_got_no_answer_and_a_dead_one_nothing() -> None:
     async def lost() -> "asyncio.Future[str]":
         return asyncio.get_running_loop().create_future()
