@@ -189,8 +189,6 @@ def verify_verb(
     lock = read_lock(ROOT)
     folder = State(state)
     stack = running_stack(ROOT, folder.environment)
-    if not stack.roles():
-        raise folder.nothing_runs("there is no container of this stack")
     with render.transfer(err) as progress:
         found = verify(stack, lock, folder, full=full, progress=lambda done, total: progress("model", done, total))
     if as_json:
