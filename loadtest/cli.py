@@ -130,6 +130,11 @@ def _workload(
         raise typer.BadParameter(str(error)) from None
 
 
+def _given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 @bench.callback(invoke_without_command=True)
 def run(
     context: typer.Context,
@@ -199,6 +204,10 @@ def run(
     """Measures throughput and latency at each level and says whether the numbers can be trusted."""
     if context.invoked_subcommand is not None:
         return
+    if _given(context, "url"):
+        # The running stack's key and certificate are for the running stack alone.
+        api_key_file = api_key_file if _given(context, "api_key_file") else None
+        ca_file = ca_file if _given(context, "ca_file") else None
     if endpoint not in ("chat", "generate"):
         raise typer.BadParameter(f"{endpoint!r}: allowed are chat, generate", param_hint="--endpoint")
     if turns > 1 and endpoint != "chat":

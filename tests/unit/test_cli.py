@@ -213,3 +213,23 @@ def test_the_debian_mirror_comes_from_the_option_or_from_its_variable(
     result = CliRunner().invoke(app, [verb, *option], env=environment)
     assert isinstance(result.exception, Reached)
     assert "http://HOST/debian" in str(result.exception)
+
+
+def test_the_running_stacks_key_goes_to_no_other_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from deploy import cli
+    from deploy.stack.client import Endpoint
+    from loadtest import bench as benchmark
+
+    sent: list[tuple[str, Path | None, Path | None]] = []
+
+    def write_plan(settings: Any, _: Path) -> None:
+        sent.append((settings.url, settings.api_key_file, settings.ca_file))
+
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    monkeypatch.setattr(cli, "_served", lambda: Endpoint("https://here:1", "model", key, certificate))
+    monkeypatch.setattr(benchmark, "write_plan", write_plan)
+    for options in ([], ["--url", "http://elsewhere:2"]):
+        assert CliRunner().invoke(cli.app, ["bench", "--write-plan", str(tmp_path / "plan"), *options]).exit_code == 0
+    assert sent == [("https://here:1", key, certificate), ("http://elsewhere:2", None, None)]
