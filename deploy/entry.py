@@ -33,10 +33,10 @@ PIPE_CLOSED = 141
 
 def main() -> None:
     """Run the command line."""
-    _prepare_streams()
     # While the verbs load there is nothing to undo yet, and after them nothing any more: Ctrl-C ends it at once.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _prepare_streams()
     from deploy.command_line import verbs
 
     if module := QUICK.get(sys.argv[1] if len(sys.argv) > 1 else ""):

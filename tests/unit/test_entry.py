@@ -93,8 +93,12 @@ def test_a_place_that_cannot_be_used_is_named_with_a_way_out(tmp_path: Path) -> 
 
 
 def test_an_interruption_while_the_verbs_load_ends_without_a_traceback() -> None:
-    """At twenty moments of the start; before Python has come to our first line it is Python's own affair."""
-    code = "import sys; sys.argv = ['deploy', '--help']; from deploy.entry import main; print(1, flush=True); main()"
+    """At twenty moments of the start; before Python has come to our first lines it is Python's own affair."""
+    code = (
+        "import sys; from deploy import entry; sys.argv = ['deploy', '--help']; prepare = entry._prepare_streams\n"
+        "def begun() -> None:\n    print(1, flush=True)\n    prepare()\n"
+        "entry._prepare_streams = begun; entry.main()"
+    )
     for moment in range(20):
         with subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
