@@ -44,6 +44,8 @@ from deploy.command_line import (
     CertificatesOption,
     JsonOption,
     MirrorOption,
+    Panel,
+    Panels,
     ProfileName,
     ProfileOption,
     SecurityMirrorOption,
@@ -76,6 +78,7 @@ from deploy.stack.state import State
 from deploy.stack.status import Status, running_endpoint, status, uptime
 from deploy.stack.up import Result, build_progress, down, plan, up
 from deploy.status import live as engine_view
+from deploy.version import VersionOption
 from loadtest.cli import DEFAULT_URL, bench
 
 NOT_SERVING = 4
@@ -106,6 +109,7 @@ class RoleName(StrEnum):
 
 app = verbs(
     name="deploy",
+    cls=Panels,
     help="DeepSeek-V4-Flash in containers, from deploy.toml to an accepted endpoint.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
@@ -113,12 +117,12 @@ app = verbs(
 docker_app = typer.Typer(
     help="Start a Docker engine where there is none, and stop it again.", no_args_is_help=True, rich_markup_mode=None
 )
-app.add_typer(docker_app, name="docker")
-app.add_typer(bench, name="bench")
-app.add_typer(patches_verbs.app, name="patches")
-app.add_typer(export_verbs.app, name="export")
+app.add_typer(docker_app, name="docker", rich_help_panel=Panel.HOST)
+app.add_typer(bench, name="bench", rich_help_panel=Panel.TUNE)
+app.add_typer(patches_verbs.app, name="patches", rich_help_panel=Panel.LOCK)
+app.add_typer(export_verbs.app, name="export", rich_help_panel=Panel.LOCK)
 app.add_typer(gap_verbs.app)
-app.add_typer(bake_verbs.app, name="bake")
+app.add_typer(bake_verbs.app, name="bake", rich_help_panel=Panel.LOCK)
 app.add_typer(generation_verbs.app)
 app.add_typer(watch_verbs.app)
 app.add_typer(host_verbs.app)
@@ -129,11 +133,11 @@ app.add_typer(plan_verbs.app)
 app.add_typer(observe_verbs.app)
 app.add_typer(scale_verbs.app)
 app.add_typer(tune_verbs.app)
-app.add_typer(model_verbs.app, name="model")
+app.add_typer(model_verbs.app, name="model", rich_help_panel=Panel.LOCK)
 
 
 @app.callback()
-def _defaults(context: typer.Context) -> None:
+def _defaults(context: typer.Context, version: VersionOption = False) -> None:
     """What the load test takes from the running stack unless it is told otherwise."""
     context.default_map = {
         "bench": {
@@ -158,6 +162,7 @@ err = console(stderr=True)
 
 @app.command(
     "up",
+    rich_help_panel=Panel.CHANGE,
     epilog=examples(
         "deploy up                     what deploy.toml says",
         "deploy up --profile cpu       the same three services without GPUs",
@@ -184,6 +189,7 @@ def up_verb(
 
 @app.command(
     "down",
+    rich_help_panel=Panel.CHANGE,
     epilog=examples(
         "deploy down                   containers, networks and volumes",
         "deploy down --keep-cache      but not the compiled kernels (minutes of the next start on GPUs)",
@@ -220,6 +226,7 @@ def down_verb(
 
 @app.command(
     "status",
+    rich_help_panel=Panel.LOOK,
     epilog=examples(
         "deploy status", "deploy status --watch", "deploy status --json | jq -r '.roles[] | .role, .health'"
     ),
@@ -252,6 +259,7 @@ def status_verb(
 
 @app.command(
     "logs",
+    rich_help_panel=Panel.LOOK,
     epilog=examples("deploy logs", "deploy logs decode --follow", "deploy logs engine-2 router --tail 50 --since 10m"),
 )
 def logs_verb(
@@ -288,6 +296,7 @@ def logs_verb(
 
 @app.command(
     "chat",
+    rich_help_panel=Panel.LOOK,
     epilog=examples(
         'deploy chat "Why is the sky blue?"',
         "deploy chat --max-tokens 2000 < question.txt",
@@ -348,7 +357,11 @@ def chat_verb(
         )
 
 
-@app.command("build", epilog=examples("deploy build", "deploy build --mirror https://example.org/debian --json"))
+@app.command(
+    "build",
+    rich_help_panel=Panel.LOCK,
+    epilog=examples("deploy build", "deploy build --mirror https://example.org/debian --json"),
+)
 def build_verb(
     mirror: MirrorOption = None,
     security_mirror: SecurityMirrorOption = None,
@@ -378,6 +391,7 @@ def build_verb(
 
 @app.command(
     "config",
+    rich_help_panel=Panel.LOOK,
     epilog=examples(
         "deploy config                 Compose's own view, then each argument with its origin",
         "deploy config --arguments     only the arguments and variables",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 PIPE_COLUMNS = 1000
 SPEC, STATE = ROOT / "deploy.toml", ROOT / ".state"
+
+
+class Panel(StrEnum):
+    """Headings of `deploy --help`, in their order: what a person comes to do."""
+
+    CHANGE = "Start and change"
+    LOOK = "Look"
+    LOCK = "Image and lock"
+    TUNE = "Measure and tune"
+    HOST = "Host"
 
 
 class ProfileName(StrEnum):
@@ -47,6 +58,26 @@ SecurityMirrorOption = Annotated[
 CertificatesOption = Annotated[
     Path | None, typer.Option("--certificates", help="CA file for the Python index.", show_default="the machine's")
 ]
+
+
+class Panels(TyperGroup):
+    """Lists its verbs under their `rich_help_panel`; Typer itself does that only inside Rich's boxes."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, self.commands))
+        for panel in Panel:
+            listed = {name: verb for name, verb in self.commands.items() if _panel(verb) == panel}
+            with formatter.section(panel.value):
+                formatter.write_dl(
+                    [
+                        (name.ljust(width), verb.get_short_help_str(formatter.width - width - 6))
+                        for name, verb in listed.items()
+                    ]
+                )
+
+
+def _panel(verb: Any) -> str | None:
+    return verb.rich_help_panel
 
 
 def verbs(**settings: Any) -> typer.Typer:

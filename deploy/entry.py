@@ -39,7 +39,10 @@ def main() -> None:
     _prepare_streams()
     from deploy.command_line import verbs
 
-    if module := QUICK.get(sys.argv[1] if len(sys.argv) > 1 else ""):
+    first = sys.argv[1] if len(sys.argv) > 1 else ""
+    if first == "--version":
+        from deploy.version import app
+    elif module := QUICK.get(first):
         # In a group, because a single verb would otherwise lose its name.
         app = verbs()
         app.add_typer(importlib.import_module(module).app)

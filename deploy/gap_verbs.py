@@ -10,7 +10,7 @@ from rich.table import Table
 from sm120_kernels.gpus import GPUS, RTX_PRO_6000, Gpu, find_gpu
 from sm120_kernels.shapes import LAYERS
 
-from deploy.command_line import SPEC, JsonOption, ProfileOption, SpecOption, console, examples, print_json, verbs
+from deploy.command_line import SPEC, JsonOption, Panel, ProfileOption, SpecOption, console, examples, print_json, verbs
 from deploy.errors import DeployError
 from deploy.gap import measured as held
 from deploy.gap import model
@@ -168,6 +168,7 @@ def _trace_seconds(path: Path) -> dict[str, float]:
 
 @app.command(
     "gap",
+    rich_help_panel=Panel.TUNE,
     epilog=examples(
         "deploy gap                                       what deploy.toml can reach at most, and why",
         "deploy gap -c 16 --context 65536                 at one load, with longer requests",

@@ -13,6 +13,7 @@ from deploy.command_line import (
     STATE,
     JsonOption,
     MirrorOption,
+    Panel,
     SecurityMirrorOption,
     SpecOption,
     StateOption,
@@ -46,13 +47,14 @@ RoleArgument = Annotated[str, typer.Argument(metavar="ROLE", help=f"{', '.join(A
 
 app = verbs()
 generations_app = typer.Typer(help="List, compare and remove what was accepted before.", rich_markup_mode=None)
-app.add_typer(generations_app, name="generations")
+app.add_typer(generations_app, name="generations", rich_help_panel=Panel.CHANGE)
 out = console()
 err = console(stderr=True)
 
 
 @app.command(
     "upgrade",
+    rich_help_panel=Panel.CHANGE,
     epilog=examples(
         "git pull && deploy upgrade    what the new deploy.lock and deploy.toml say",
         "deploy upgrade --json | jq .generation",
@@ -96,6 +98,7 @@ def upgrade_verb(
 
 @app.command(
     "rollback",
+    rich_help_panel=Panel.CHANGE,
     epilog=examples("deploy rollback               to the generation before", "deploy rollback 4"),
 )
 def rollback_verb(
@@ -195,6 +198,7 @@ def prune_verb(
 
 @app.command(
     "drain",
+    rich_help_panel=Panel.CHANGE,
     epilog=examples(
         "deploy drain engine-2              its requests finish, new ones go to the others",
         "deploy drain decode --limit 60     wait no longer than a minute",
@@ -235,6 +239,7 @@ def drain_verb(
 
 @app.command(
     "restart",
+    rich_help_panel=Panel.CHANGE,
     epilog=examples("deploy restart engine-2", "deploy restart router", "deploy restart decode --limit 60"),
 )
 def restart_verb(

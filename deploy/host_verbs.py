@@ -10,6 +10,7 @@ from deploy.command_line import (
     SPEC,
     STATE,
     JsonOption,
+    Panel,
     ProfileName,
     ProfileOption,
     SpecOption,
@@ -52,6 +53,7 @@ LimitOption = Annotated[
 
 @app.command(
     "doctor",
+    rich_help_panel=Panel.HOST,
     epilog=examples(
         "deploy doctor                          what is wrong here, in at most 3 seconds",
         "sudo deploy doctor                     also what only root sees: ACS, the kernel log",
@@ -120,6 +122,7 @@ def doctor_verb(
 
 @app.command(
     "init",
+    rich_help_panel=Panel.HOST,
     epilog=examples(
         "deploy init                            show the layout, ask, write deploy.toml",
         "deploy init --dry-run                  only show it",
@@ -143,6 +146,7 @@ def init_verb(
 
 @app.command(
     "report",
+    rich_help_panel=Panel.HOST,
     epilog=examples(
         "deploy report                          deploy-report-TIME.tar.gz in this folder",
         "deploy report --output bug.tar.gz && tar -xzOf bug.tar.gz | less",

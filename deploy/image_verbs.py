@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from deploy import render
-from deploy.command_line import ROOT, SPEC, JsonOption, SpecOption, console, examples, print_json, verbs
+from deploy.command_line import ROOT, SPEC, JsonOption, Panel, SpecOption, console, examples, print_json, verbs
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
@@ -37,6 +37,7 @@ RegistryCertificates = Annotated[
 
 @app.command(
     "push",
+    rich_help_panel=Panel.LOCK,
     epilog=examples(
         "deploy push                            to [image] registry of deploy.toml",
         "deploy push --to registry.lan:5000     to another one",
@@ -84,6 +85,7 @@ def push_verb(
 
 @app.command(
     "pull",
+    rich_help_panel=Panel.LOCK,
     epilog=examples("deploy pull", "deploy pull --from registry.lan:5000 --json | jq .size"),
 )
 def pull_verb(
@@ -105,7 +107,7 @@ def pull_verb(
         _show(pull(image, client, progress=progress), as_json)
 
 
-@app.command("import", epilog=examples("deploy import /mnt/usb/image.tar"))
+@app.command("import", rich_help_panel=Panel.LOCK, epilog=examples("deploy import /mnt/usb/image.tar"))
 def import_verb(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An OCI archive.", exists=True, dir_okay=False)],
     as_json: JsonOption = False,
@@ -117,7 +119,11 @@ def import_verb(
         _show(import_archive(image, file, progress=progress), as_json)
 
 
-@app.command("sbom", epilog=examples("deploy sbom > sbom.json", "deploy sbom | jq -r '.components[].purl'"))
+@app.command(
+    "sbom",
+    rich_help_panel=Panel.LOCK,
+    epilog=examples("deploy sbom > sbom.json", "deploy sbom | jq -r '.components[].purl'"),
+)
 def sbom_verb() -> None:
     """Print the image's bill of materials (CycloneDX, JSON), from deploy.lock: every package and wheel by hash."""
     sys.stdout.write(make_sbom(read_lock(ROOT)))

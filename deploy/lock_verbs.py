@@ -18,6 +18,7 @@ from deploy.command_line import (
     CertificatesOption,
     JsonOption,
     MirrorOption,
+    Panel,
     SecurityMirrorOption,
     SpecOption,
     StateOption,
@@ -51,6 +52,7 @@ err = console(stderr=True)
 
 @app.command(
     "lock",
+    rich_help_panel=Panel.LOCK,
     epilog=examples(
         "deploy lock                         bring deploy.lock in line with the repository and deploy.toml",
         "deploy lock --check                 only say where it is behind (exit code 1), for CI",
@@ -105,6 +107,7 @@ def lock_verb(
 
 @app.command(
     "diff",
+    rich_help_panel=Panel.LOCK,
     epilog=examples(
         "deploy diff                         the last commit's lock and this one",
         "deploy diff v1.2 main               two git revisions",
@@ -148,6 +151,7 @@ def diff_verb(
 
 @app.command(
     "verify",
+    rich_help_panel=Panel.LOCK,
     epilog=examples(
         "deploy verify                       does what runs equal deploy.lock?",
         "deploy verify --full                every byte of the model too",

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from deploy import render
-from deploy.command_line import ROOT, STATE, JsonOption, StateOption, console, examples, print_json, verbs
+from deploy.command_line import ROOT, STATE, JsonOption, Panel, StateOption, console, examples, print_json, verbs
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
@@ -24,6 +24,7 @@ out = console()
 
 @app.command(
     "trace",
+    rich_help_panel=Panel.LOOK,
     epilog=examples(
         "deploy trace order-66                 what the client or the front called it",
         "deploy trace order-66 --since 10m --json | jq .steps",
@@ -52,7 +53,9 @@ def trace_verb(
         )
 
 
-@app.command("metrics", epilog=examples("deploy metrics", "deploy metrics | grep ^deploy_role"))
+@app.command(
+    "metrics", rich_help_panel=Panel.LOOK, epilog=examples("deploy metrics", "deploy metrics | grep ^deploy_role")
+)
 def metrics_verb(state: StateOption = STATE) -> None:
     """Print the page with the metrics of all roles, as Prometheus would get it now."""
     stack = _running(state)

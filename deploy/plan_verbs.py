@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from deploy.command_line import SPEC, JsonOption, ProfileOption, SpecOption, console, examples, print_json, verbs
+from deploy.command_line import SPEC, JsonOption, Panel, ProfileOption, SpecOption, console, examples, print_json, verbs
 from deploy.gap.model import assumptions, prefill
 from deploy.gap_verbs import GpuName, WrongInput, gpu_of, measured_levels, setting_of
 from deploy.plan.capacity import Limits, Option, Plan, plan
@@ -41,6 +41,7 @@ def parse_limits(text: str, share: float) -> Limits:
 
 @app.command(
     "plan",
+    rich_help_panel=Panel.TUNE,
     epilog=examples(
         "deploy plan --rps 2 --isl 4096 --osl 512                          hosts, queues, headroom",
         "deploy plan --rps 500 --isl 2048 --osl 256 --slo ttft=2,tpot=0.05",

@@ -9,7 +9,7 @@ from rich.table import Table
 from sm120_kernels.shapes import LAYERS
 
 from deploy import render
-from deploy.command_line import ROOT, STATE, JsonOption, StateOption, console, examples, print_json
+from deploy.command_line import ROOT, STATE, JsonOption, Panel, StateOption, console, examples, print_json
 from deploy.profile import report
 from deploy.profile.summary import Stage, Summary, compare, summarise
 from deploy.profile.trace import UnreadableTrace, read
@@ -26,6 +26,7 @@ err = console(stderr=True)
 
 @app.command(
     "profile",
+    rich_help_panel=Panel.TUNE,
     epilog=examples(
         "deploy profile TRACE.json.gz                    time and launches of a step by category",
         "deploy profile decode --load 16                 record 10 steps of the running decode, 16 requests in flight",

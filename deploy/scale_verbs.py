@@ -9,6 +9,7 @@ from deploy.command_line import (
     ROOT,
     SPEC,
     JsonOption,
+    Panel,
     ProfileOption,
     SpecOption,
     console,
@@ -32,6 +33,7 @@ MOST_HOSTS = 2000
 
 @app.command(
     "scale",
+    rich_help_panel=Panel.TUNE,
     epilog=examples(
         "deploy scale                                   10, 100 and 1000 hosts",
         "deploy scale --hosts 40 --registry 40 --network 100 --json",

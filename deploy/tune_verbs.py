@@ -18,6 +18,7 @@ from deploy.command_line import (
     SPEC,
     STATE,
     JsonOption,
+    Panel,
     ProfileOption,
     SpecOption,
     StateOption,
@@ -49,6 +50,7 @@ err = console(stderr=True)
 
 @app.command(
     "tune",
+    rich_help_panel=Panel.TUNE,
     epilog=examples(
         "deploy tune --dry-run                         what would be tried, what is refused, how long it takes",
         "deploy tune                                   every switch of this profile, twelve hours at most",

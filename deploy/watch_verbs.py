@@ -11,7 +11,7 @@ import typer
 from python_on_whales.exceptions import DockerException
 
 from deploy import render
-from deploy.command_line import ROOT, STATE, JsonOption, StateOption, console, examples, verbs
+from deploy.command_line import ROOT, STATE, JsonOption, Panel, StateOption, console, examples, verbs
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
 from deploy.stack.compose import words
@@ -24,6 +24,7 @@ err = console(stderr=True)
 
 @app.command(
     "watch",
+    rich_help_panel=Panel.CHANGE,
     epilog=examples(
         "deploy watch                        until Ctrl-C",
         "deploy watch --once                 one look, for a timer",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from deploy import cli, host_verbs
 from deploy.cli import RoleName, app
+from deploy.command_line import Panel
 from deploy.spec.profiles import ALL_ROLES, ENGINES
 
 ROOT = Path(__file__).parents[2]
@@ -91,13 +94,14 @@ def test_the_words_for_roles_and_profiles_are_those_of_the_profiles() -> None:
         assert {name.value for name in names} == set(ENGINES)
 
 
-def test_every_verb_has_help_with_examples() -> None:
-    runner = CliRunner()
-    overview = runner.invoke(app, ["--help"]).output
+def test_the_overview_lists_each_verb_once_under_what_a_person_comes_to_do() -> None:
+    program: Any = typer.main.get_command(app)
+    overview = CliRunner().invoke(app, ["--help"]).output
     assert "Exit codes:" in overview
-    for verb in ("up", "down", "status", "logs", "chat", "build", "config"):
-        assert verb in overview
-        assert "Examples:" in runner.invoke(app, [verb, "--help"]).output
+    listed = re.findall(r"^  ([a-z]+)  ", overview.partition("Exit codes:")[0], re.MULTILINE)
+    assert sorted(listed) == sorted(program.commands)
+    headings = re.findall(r"^(\w.*):$", overview, re.MULTILINE)
+    assert headings == ["Options", *Panel]
 
 
 @pytest.mark.slow

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -131,3 +133,40 @@ def test_a_hang_up_that_the_caller_has_ignored_stays_ignored() -> None:
 
 def test_json_stands_alone_on_standard_output() -> None:
     json.loads(deploy("gap", "--json", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0").stdout)
+
+
+def test_the_version_names_the_controller_and_the_image_that_the_lock_in_this_folder_names() -> None:
+    inputs = tomllib.loads((ROOT / "deploy.lock").read_text())["image"]["inputs"]
+    done = deploy("--version")
+    assert (
+        done.stdout == f"deploy {metadata.version('deepseek-v4-flash-sm120')}\ndeploy.lock: image of inputs {inputs}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lock", "words"),
+    [
+        (None, ""),
+        ("[", "not valid TOML"),
+        ("version = 1", "part 'image'"),
+        ("[image]", "names no inputs"),
+        ("\xff", "decode"),
+    ],
+)
+def test_the_version_is_shown_whatever_the_lock(lock: str | None, words: str, tmp_path: Path) -> None:
+    if lock is not None:
+        (tmp_path / "deploy.lock").write_bytes(lock.encode("latin-1"))
+    done = subprocess.run([DEPLOY, "--version"], cwd=tmp_path, env=PLAIN, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("deploy ") and words in done.stdout
+    assert len(done.stdout.splitlines()) == (1 if lock is None else 2)
+
+
+def test_the_version_does_not_wait_for_the_verbs() -> None:
+    code = (
+        "import sys, atexit\nfrom deploy import entry\nsys.argv = ['deploy', '--version']\n"
+        "atexit.register(lambda: print({'deploy.cli', 'python_on_whales', 'scipy', 'yaml'} & set(sys.modules)))\n"
+        "entry.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=PLAIN, timeout=60)
+    assert done.stdout.splitlines()[-1] == "set()", done.stdout + done.stderr
