@@ -45,9 +45,9 @@ from deploy.command_line import (
     JsonOption,
     MirrorOption,
     Panel,
-    Panels,
     ProfileName,
     ProfileOption,
+    Program,
     SecurityMirrorOption,
     SpecOption,
     StateOption,
@@ -109,13 +109,22 @@ class RoleName(StrEnum):
 
 app = verbs(
     name="deploy",
-    cls=Panels,
+    cls=Program,
     help="DeepSeek-V4-Flash in containers, from deploy.toml to an accepted endpoint.",
-    epilog=EXIT_CODES,
+    epilog=examples(
+        "deploy doctor            what is wrong with this host",
+        "deploy init              propose deploy.toml",
+        "deploy up                start what it says, and return once it has served a request",
+        'deploy chat "Hello"',
+    )
+    + "\n\n"
+    + EXIT_CODES,
     no_args_is_help=True,
 )
-docker_app = typer.Typer(
-    help="Start a Docker engine where there is none, and stop it again.", no_args_is_help=True, rich_markup_mode=None
+docker_app = verbs(
+    help="Start a Docker engine where there is none, and stop it again.",
+    epilog=examples("deploy docker start", "deploy docker run -- make test-unit"),
+    no_args_is_help=True,
 )
 app.add_typer(docker_app, name="docker", rich_help_panel=Panel.HOST)
 app.add_typer(bench, name="bench", rich_help_panel=Panel.TUNE)
@@ -440,7 +449,7 @@ def docker_start(
         _say(f"Docker engine {probe.docker_facts().server} answers; nothing to do")
 
 
-@docker_app.command("stop")
+@docker_app.command("stop", epilog=examples("deploy down --all && deploy docker stop"))
 def docker_stop(state: StateOption = STATE) -> None:
     """Stop the engine that `deploy docker start` started by hand; any other engine stays as it is."""
     if not docker_engine.stop(State(state), _say):

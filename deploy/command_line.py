@@ -60,10 +60,11 @@ CertificatesOption = Annotated[
 ]
 
 
-class Panels(TyperGroup):
-    """Lists its verbs under their `rich_help_panel`; Typer itself does that only inside Rich's boxes."""
+class Program(TyperGroup):
+    """What Typer does not do as we want it: the overview by panels, and what it says of a wrong value."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the verbs under their `rich_help_panel`, as Typer itself does only inside Rich's boxes."""
         width = max(map(len, self.commands))
         for panel in Panel:
             listed = {name: verb for name, verb in self.commands.items() if _panel(verb) == panel}
@@ -74,6 +75,14 @@ class Panels(TyperGroup):
                         for name, verb in listed.items()
                     ]
                 )
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a verb; of a value that it cannot take say what pydantic says, without the name of its exception."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
 
 
 def _panel(verb: Any) -> str | None:

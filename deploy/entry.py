@@ -37,14 +37,14 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _prepare_streams()
-    from deploy.command_line import verbs
+    from deploy.command_line import Program, verbs
 
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if first == "--version":
         from deploy.version import app
     elif module := QUICK.get(first):
         # In a group, because a single verb would otherwise lose its name.
-        app = verbs()
+        app = verbs(cls=Program)
         app.add_typer(importlib.import_module(module).app)
     else:
         from deploy.cli import app

@@ -46,7 +46,7 @@ LimitOption = Annotated[
 RoleArgument = Annotated[str, typer.Argument(metavar="ROLE", help=f"{', '.join(ALL_ROLES)}, or an engine's URL.")]
 
 app = verbs()
-generations_app = typer.Typer(help="List, compare and remove what was accepted before.", rich_markup_mode=None)
+generations_app = verbs(help="List, compare and remove what was accepted before.")
 app.add_typer(generations_app, name="generations", rich_help_panel=Panel.CHANGE)
 out = console()
 err = console(stderr=True)

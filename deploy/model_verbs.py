@@ -31,7 +31,14 @@ from deploy.stack.up import model_folder
 
 FAILED = 1
 
-app = verbs(help="Bring the model's files here, and hold them against deploy.lock.", no_args_is_help=True)
+app = verbs(
+    help="Bring the model's files here, and hold them against deploy.lock.",
+    epilog=examples(
+        "deploy model fetch            what deploy.lock names and this host lacks",
+        "deploy model verify --full    every byte",
+    ),
+    no_args_is_help=True,
+)
 out = console()
 err = console(stderr=True)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from deploy import render
-from deploy.command_line import ROOT, JsonOption, console, examples, print_json
+from deploy.command_line import ROOT, JsonOption, console, examples, print_json, verbs
 from deploy.errors import DeployError
 from deploy.patches.hooks import HookResult, hook_results, plugin_pairs
 from deploy.patches.release import folder_source, install_release, locked_release
@@ -28,12 +28,10 @@ COLOURS = {
     "missing": "red",
 }
 
-app = typer.Typer(
+app = verbs(
     help="The textual changes to SGLang: do they apply, what do they touch, do they survive a new release.",
+    epilog=examples("deploy patches check         as they are", "deploy patches try 0.5.24    on another release"),
     no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 out = console()
 err = console(stderr=True)

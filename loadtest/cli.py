@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from deploy.command_line import examples
 from loadtest import bench as benchmark
 from loadtest import compare as comparison
 from loadtest import interop, render
@@ -278,7 +279,12 @@ def run(
         raise typer.Exit(EXIT_MISSED)
 
 
-@bench.command()
+@bench.command(
+    epilog=examples(
+        "deploy bench compare runs/A runs/B",
+        "deploy bench compare runs/A/result.json runs/B/result.json --json | jq .ratios",
+    )
+)
 def compare(
     a: Annotated[Path, typer.Argument(help="run folder or result.json: the reference")],
     b: Annotated[Path, typer.Argument(help="run folder or result.json: what is judged")],
@@ -298,7 +304,7 @@ def compare(
         raise typer.Exit(EXIT_REJECTED)
 
 
-@bench.command()
+@bench.command(epilog=examples("deploy bench history", "deploy bench history --out /mnt/runs --json | jq '.[-1]'"))
 def history(
     out: Annotated[Path, typer.Option(help="folder with the runs")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json")] = False,
@@ -313,7 +319,7 @@ def history(
         Console(stderr=True).print(f"skipped {path}: not a result", style="yellow", highlight=False)
 
 
-@bench.command()
+@bench.command(epilog=examples("deploy bench report runs/A"))
 def report(run_folder: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     """Writes report.md and report.html of a run again."""
     try:
@@ -324,7 +330,14 @@ def report(run_folder: Annotated[Path, typer.Argument(help="run folder")]) -> No
         typer.echo(path)
 
 
-@bench.command("import")
+@bench.command(
+    "import",
+    epilog=examples(
+        "deploy bench import sglang.jsonl                    of sglang.bench_serving --output-file",
+        "deploy bench import profile_export_aiperf.json      of AIPerf",
+        "deploy bench compare runs/A runs/sglang-ID          and set beside one of ours",
+    ),
+)
 def import_result(
     file: Annotated[Path, typer.Argument(help="result of sglang.bench_serving (JSONL), AIPerf or genai-bench (JSON)")],
     out: Annotated[Path, typer.Option(help="folder for the runs")] = Path("runs"),
@@ -345,7 +358,13 @@ def import_result(
     typer.echo(folder)
 
 
-@bench.command("export")
+@bench.command(
+    "export",
+    epilog=examples(
+        "deploy bench export runs/A > sglang.jsonl",
+        "deploy bench export runs/A --format aiperf > aiperf.jsonl",
+    ),
+)
 def export_result(
     run_folder: Annotated[Path, typer.Argument(help="run folder or result.json")],
     tool: Annotated[str, typer.Option("--format", help="sglang, aiperf or genai-bench")] = "sglang",
@@ -359,7 +378,7 @@ def export_result(
         _fail(Console(stderr=True), error)
 
 
-@bench.command()
+@bench.command(epilog=examples("deploy bench capacity", "deploy bench capacity --json | jq .per_core"))
 def capacity(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Measures how many streamed tokens a second one generator process takes on this machine."""
     try:

@@ -1,25 +1,12 @@
 """Every verb, walked by the program's own description: what is wrong is refused before anything is done."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import typer.main
-
-from deploy.cli import app
+from program import PROGRAM, VERBS
 
 WORDS = ("", "nan", "x", "1e3x", "1" * 5000, "\udcff", "--json")
 NUMBERS: tuple[type, ...] = (int, float)
-
-
-def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    yield path, command
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from walk(inner, (*path, name))
-
-
-PROGRAM: Any = typer.main.get_command(app)
-VERBS = list(walk(PROGRAM))
 
 
 def refused(*arguments: str) -> None:
