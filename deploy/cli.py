@@ -21,6 +21,7 @@ from rich.live import Live
 
 from deploy import (
     bake_verbs,
+    completion,
     export_verbs,
     gap_verbs,
     generation_verbs,
@@ -272,7 +273,10 @@ def status_verb(
     epilog=examples("deploy logs", "deploy logs decode --follow", "deploy logs engine-2 router --tail 50 --since 10m"),
 )
 def logs_verb(
-    roles: Annotated[list[RoleName] | None, typer.Argument(help="Only these.", show_default="all")] = None,
+    roles: Annotated[
+        list[RoleName] | None,
+        typer.Argument(help="Only these.", show_default="all", autocompletion=completion.roles),
+    ] = None,
     state: StateOption = STATE,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     tail: Annotated[str, typer.Option("--tail", "-n", help="Lines of each role to begin with, or all.")] = "200",

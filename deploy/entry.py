@@ -1,7 +1,7 @@
 """The program `deploy`: loads no more than its verb needs, and makes of every failure a message and an exit code.
 
-All verbs together take over a second to load; those that hooks and CI call, and pure arithmetic, need not wait for the
-others.
+All verbs together take over a second to load; those that hooks and CI call, pure arithmetic, and those whose arguments
+the shell completes need not wait for the others.
 """
 
 import errno
@@ -9,6 +9,7 @@ import importlib
 import io
 import locale
 import os
+import re
 import signal
 import sys
 import traceback
@@ -23,6 +24,7 @@ QUICK = {
     "verify": "deploy.lock_verbs",
     "gap": "deploy.gap_verbs",
     "plan": "deploy.plan_verbs",
+    **dict.fromkeys(("upgrade", "rollback", "generations", "drain", "restart"), "deploy.generation_verbs"),
 }
 """Modules of the verbs that load alone."""
 FAILED, INTERRUPTED = 1, 130
@@ -39,7 +41,7 @@ def main() -> None:
     _prepare_streams()
     from deploy.command_line import Program, verbs
 
-    first = sys.argv[1] if len(sys.argv) > 1 else ""
+    first = _first_word()
     if first == "--version":
         from deploy.version import app
     elif module := QUICK.get(first):
@@ -54,6 +56,17 @@ def main() -> None:
         for number in INTERRUPTS:
             if signal.getsignal(number) is _interrupt:
                 signal.signal(number, signal.SIG_DFL)
+
+
+def _first_word() -> str:
+    """The verb that is called, or whose arguments the shell asks for at a press of Tab; empty if there is none yet."""
+    if "_DEPLOY_COMPLETE" not in os.environ:
+        return sys.argv[1] if len(sys.argv) > 1 else ""
+    # As Typer's scripts for bash, and for zsh and fish, say it.
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    # What follows a space is another word, be it empty.
+    words = re.split(r"\s+", line)
+    return words[1] if len(words) > 2 else ""
 
 
 def run(app: "typer.Typer") -> None:

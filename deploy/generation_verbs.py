@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy import render
+from deploy import completion, render
 from deploy.command_line import (
     ROOT,
     SPEC,
@@ -43,7 +43,9 @@ LimitOption = Annotated[
     float,
     typer.Option("--limit", min=0, max=86400, help="Seconds that requests in flight may go on.", show_default="300"),
 ]
-RoleArgument = Annotated[str, typer.Argument(metavar="ROLE", help=f"{', '.join(ALL_ROLES)}, or an engine's URL.")]
+ROLES = f"{', '.join(ALL_ROLES)}, or an engine's URL."
+RoleArgument = Annotated[str, typer.Argument(metavar="ROLE", help=ROLES, autocompletion=completion.roles)]
+EngineArgument = Annotated[str, typer.Argument(metavar="ROLE", help=ROLES, autocompletion=completion.engines)]
 
 app = verbs()
 generations_app = verbs(help="List, compare and remove what was accepted before.")
@@ -102,7 +104,12 @@ def upgrade_verb(
     epilog=examples("deploy rollback               to the generation before", "deploy rollback 4"),
 )
 def rollback_verb(
-    number: Annotated[int | None, typer.Argument(metavar="[N]", help="Generation.", show_default="before this")] = None,
+    number: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="[N]", help="Generation.", show_default="before this", autocompletion=completion.numbers
+        ),
+    ] = None,
     state: StateOption = STATE,
     as_json: JsonOption = False,
 ) -> None:
@@ -154,8 +161,8 @@ def list_verb(state: StateOption = STATE, as_json: JsonOption = False) -> None:
 
 @generations_app.command("diff", epilog=examples("deploy generations diff 3 4"))
 def diff_verb(
-    before: Annotated[int, typer.Argument(metavar="A")],
-    after: Annotated[int, typer.Argument(metavar="B")],
+    before: Annotated[int, typer.Argument(metavar="A", autocompletion=completion.numbers)],
+    after: Annotated[int, typer.Argument(metavar="B", autocompletion=completion.numbers)],
     state: StateOption = STATE,
     as_json: JsonOption = False,
 ) -> None:
@@ -206,7 +213,7 @@ def prune_verb(
     ),
 )
 def drain_verb(
-    role: RoleArgument,
+    role: EngineArgument,
     state: StateOption = STATE,
     limit: LimitOption = change.DRAIN_LIMIT_S,
     undo: Annotated[bool, typer.Option("--undo", help="Send it requests again.")] = False,

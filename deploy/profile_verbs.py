@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from sm120_kernels.shapes import LAYERS
 
-from deploy import render
+from deploy import completion, render
 from deploy.command_line import ROOT, STATE, JsonOption, Panel, StateOption, console, examples, print_json
 from deploy.profile import report
 from deploy.profile.summary import Stage, Summary, compare, summarise
@@ -37,7 +37,15 @@ err = console(stderr=True)
     ),
 )
 def profile_verb(
-    what: Annotated[str, typer.Argument(metavar="TRACE|ROLE", help="A trace, or a running engine to record.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRACE|ROLE",
+            help="A trace, or a running engine to record.",
+            # Where no role fits, the shell offers files.
+            autocompletion=completion.engines,
+        ),
+    ],
     after: Annotated[Path | None, typer.Argument(metavar="[TRACE]", help="Compare with this one.")] = None,
     stage: Annotated[str, typer.Option(help="decode, prefill, or all: whichever took longest.")] = "all",
     layers: Annotated[int, typer.Option(min=1, help="Of the model.")] = LAYERS,
