@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import ValidationError
 
+from deploy.validation import first_mistake
 from loadtest import containers, prepare, validity
 from loadtest import report as report_files
 from loadtest.api import Api
@@ -189,8 +191,8 @@ def load(path: Path) -> Result:
         )
     try:
         return Result.model_validate(data)
-    except ValueError as error:
-        raise BenchError(f"{file} has schema {schema}, which this version cannot read", str(error)[:300], "") from None
+    except ValidationError as error:
+        raise BenchError(f"{file} has schema {schema}, which this version cannot read", first_mistake(error)) from None
 
 
 def load_all(folder: Path) -> tuple[list[Result], list[Path]]:

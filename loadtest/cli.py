@@ -12,10 +12,12 @@ from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.live import Live
 
 from deploy.command_line import examples
+from deploy.validation import first_mistake
 from loadtest import bench as benchmark
 from loadtest import compare as comparison
 from loadtest import interop, render
@@ -127,6 +129,8 @@ def _workload(
             given, _, number = shared_prefix.partition(":")
             shared, groups = parse_length(given).low, int(number or 1)
         return Synthetic(input=input_length, output=output_length, shared_prefix=shared, groups=groups, turns=turns)
+    except ValidationError as error:
+        raise typer.BadParameter(first_mistake(error)) from None
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -9,6 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from deploy.validation import first_mistake
+
 SCHEMA_VERSION = 1
 
 
@@ -407,9 +409,7 @@ def load(path: Path) -> HostReport:
     except OSError as error:
         raise UnreadableReport(f"{path}: {error.strerror or error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "file"
-        raise UnreadableReport(f"{path}: {where}: {first['msg']} ({error.error_count()} problems)") from error
+        raise UnreadableReport(f"{path}: {first_mistake(error)}") from error
 
 
 def save(report: HostReport, path: Path) -> None:

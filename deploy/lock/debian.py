@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deploy.errors import DeployError
 from deploy.lock.document import read_part
+from deploy.validation import first_mistake
 
 if TYPE_CHECKING:  # only choosing packages needs it, reading what was chosen does not
     from debian.deb822 import Deb822
@@ -114,7 +115,8 @@ def parse_request(text: str) -> RootfsRequest:
     try:
         return RootfsRequest.model_validate(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, ValidationError) as error:
-        raise DeployError(f"{REQUEST_FILE} is not valid", str(error), f"correct {REQUEST_FILE}") from error
+        why = first_mistake(error) if isinstance(error, ValidationError) else str(error)
+        raise DeployError(f"{REQUEST_FILE} is not valid", why, f"correct {REQUEST_FILE}") from error
 
 
 def read_request(repository: Path) -> RootfsRequest:
@@ -141,7 +143,7 @@ def read_rootfs_lock(repository: Path) -> RootfsLock:
     except ValidationError as error:
         raise DeployError(
             "deploy.lock has a damaged part 'rootfs'",
-            str(error),
+            first_mistake(error),
             "restore it with `git checkout deploy.lock`, or make it again with `deploy lock`",
         ) from error
 

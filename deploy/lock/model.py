@@ -17,6 +17,7 @@ from pydantic import (
 from deploy.errors import DeployError
 from deploy.lock.debian import RootfsLock
 from deploy.lock.document import FILE_NAME, parse, render, replace_text
+from deploy.validation import first_mistake
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # As Docker and the OCI specification write a content's address.
@@ -324,11 +325,9 @@ def load(text: str, source: str = FILE_NAME) -> Lock:
     try:
         return Lock.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
         raise DeployError(
             f"{source} is not a lock that this version of deploy reads",
-            f"{place}: {first['msg']}" + (f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""),
+            first_mistake(error),
             f"restore it with `git checkout {FILE_NAME}`, or make it again with `deploy lock`",
         ) from error
 

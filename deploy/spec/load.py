@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from deploy.errors import DeployError
 from deploy.spec.model import Profile, Spec
 from deploy.spec.positions import Path, Position, positions
+from deploy.validation import mistake
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _problem(item: dict[str, Any], places: Mapping[Path, Position], data: dict[s
                 position, key, f"{key}: the key {item['loc'][-1]!r} is missing", "it has no default", "add it"
             )
         case _:
-            rule = str(item["msg"]).replace("Input should ", "it should ").replace("String should ", "it should ")
+            rule = mistake(item).replace("Input should ", "it should ").replace("String should ", "it should ")
             shown = _at(data, path)
             return Problem(position, key, f"{key}: {shown!r} is not allowed", rule, _hint(path))
 

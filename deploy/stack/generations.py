@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from deploy.errors import DeployError
 from deploy.spec.model import Profile, Transport
 from deploy.stack.state import State, sync_folder, write
+from deploy.validation import first_mistake
 
 RECORD, ENVIRONMENT, RENDERED, COMPOSE = "generation.json", "stack.env", "compose.json", "compose"
 SPEC, LOCK, ACCEPTANCE = "deploy.toml", "deploy.lock", "acceptance.json"
@@ -185,8 +186,9 @@ def read(state: State, number: int) -> Generation:
     except FileNotFoundError as error:
         known = ", ".join(map(str, numbers(state))) or "none"
         raise DeployError(f"there is no generation {number}", f"there are: {known}", "deploy generations") from error
-    except (OSError, ValidationError, ValueError) as error:
-        raise _damaged(state, number, f"{file.name} cannot be read: {error}".splitlines()[0]) from error
+    except (OSError, ValueError) as error:
+        why = first_mistake(error) if isinstance(error, ValidationError) else str(error)
+        raise _damaged(state, number, f"{file.name} cannot be read: {why}") from error
 
 
 def check(state: State, generation: Generation) -> None:

@@ -15,6 +15,7 @@ from deploy.spec.profiles import ALL_ENGINES
 from deploy.stack.compose import RoleState, Stack
 from deploy.stack.environment import ENGINE_PORT
 from deploy.stack.roles import locked_role
+from deploy.validation import first_mistake
 
 INSIDE = Path(__file__).with_name("inside.py")
 COMPILED = "/tmp/engine_runtime/jit.json"
@@ -125,7 +126,7 @@ def _inside(state: RoleState) -> tuple[Inside | None, str]:
     try:
         return Inside.model_validate_json(done.stdout), ""
     except ValidationError as error:
-        return None, f"an answer that cannot be read: {error.errors()[0]['msg']}"
+        return None, f"an answer that cannot be read: {first_mistake(error)}"
 
 
 def _environment(lines: list[str] | None) -> dict[str, str]:

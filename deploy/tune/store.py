@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from deploy.errors import DeployError
 from deploy.stack.state import State, sync_folder, write
 from deploy.tune.experiment import Alone, Trial
+from deploy.validation import first_mistake
 
 Record = TypeVar("Record", bound=BaseModel)
 PLAN, TRIALS, ALONE, REPORT, OVER = "plan.json", "trials.jsonl", "alone.jsonl", "report.json", "over"
@@ -113,5 +114,5 @@ def _read(file: Path, kind: type[Record]) -> list[Record]:
         return [kind.model_validate_json(line) for line in lines]
     except ValidationError as error:
         raise DamagedExperiment(
-            f"{file} cannot be read", str(error).splitlines()[0], "deploy tune --fresh begins anew"
+            f"{file} cannot be read", first_mistake(error), "deploy tune --fresh begins anew"
         ) from None
