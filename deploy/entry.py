@@ -4,7 +4,6 @@ All verbs together take over a second to load; those that hooks and CI call, pur
 the shell completes need not wait for the others.
 """
 
-import errno
 import importlib
 import io
 import locale
@@ -14,6 +13,8 @@ import signal
 import sys
 import traceback
 from typing import IO, TYPE_CHECKING
+
+from deploy.cures import OUTPUT, cure
 
 if TYPE_CHECKING:
     import typer
@@ -98,10 +99,10 @@ def run(app: "typer.Typer") -> None:
         what = error.strerror or str(error)
         if error.filename:
             what = f"{error.filename}: {what}"
-        elif error.errno:
+        elif error.errno in OUTPUT:
             what = f"the output: {what}"
             _drop_output()
-        render.error(err, DeployError(what, "", _cure(error)))
+        render.error(err, DeployError(what, "", cure(error)))
         sys.exit(FAILED)
     except RecursionError:
         why = "one of the files it read has brackets in brackets, thousands deep"
@@ -157,20 +158,6 @@ def _drop_output() -> None:
 
 def _nothing(mode: str) -> IO[str]:
     return open(os.devnull, mode, encoding="utf-8")  # noqa: PTH123
-
-
-def _cure(error: OSError) -> str:
-    name = error.filename or "."
-    match error.errno:
-        case errno.ENOSPC | errno.EDQUOT:
-            # The file itself may not be there yet, its folder is.
-            return f"free some: df -h {os.path.dirname(name) or '.'}"  # noqa: PTH120
-        case errno.EACCES | errno.EPERM | errno.EROFS:
-            return f"have it readable and writable for this user, or name another place: namei -l {name}"
-        case errno.ENOTDIR | errno.EISDIR | errno.ENAMETOOLONG | errno.ELOOP | errno.ENOENT | errno.EEXIST:
-            return "name another place"
-        case _:
-            return ""
 
 
 def _came_from(error: Exception, package: str) -> bool:

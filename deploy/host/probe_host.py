@@ -80,8 +80,11 @@ class LocalMachine:
                 env=self._environment,
                 start_new_session=True,
             )
-        except OSError:
+        except (FileNotFoundError, PermissionError, NotADirectoryError):
             return Ran("missing")
+        except OSError as error:
+            # No memory or no more open files, say: that does not mean that there is no such program.
+            return Ran("failed", "", error.strerror or str(error))
         try:
             out, err = process.communicate(timeout=self.limit)
         except subprocess.TimeoutExpired:
