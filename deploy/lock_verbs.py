@@ -4,7 +4,7 @@ What a verb needs is imported in it: `diff` and `lock --check` are called often 
 """
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -163,6 +163,7 @@ def verify_verb(
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Build the image again in an engine of its own and compare (minutes).")
     ] = False,
+    spec: SpecOption = SPEC,
     state: StateOption = STATE,
     full: Annotated[bool, typer.Option("--full", help="Hash every byte of the model, not samples.")] = False,
     mirror: MirrorOption = None,
@@ -173,7 +174,8 @@ def verify_verb(
     """Hold what runs against deploy.lock. Exit code 0 only if all agrees, else one line for each drift.
 
     Compared are each container's image, the files it sees, its arguments and variables, the engines' own account of
-    their arguments, the hooks, the model's files, and the versions of Docker and of the NVIDIA driver.
+    their arguments, the hooks, the model's files, and the versions of Docker and of the NVIDIA driver. Where nothing
+    runs, each role of the profile that was accepted last, or that deploy.toml names, is a drift.
 
     With --rebuild nothing needs to run: the image is built from clean caches, as root, with 13 GB of disk, and each of
     its layers compared; where one differs, its files are named.
@@ -187,12 +189,14 @@ def verify_verb(
     from deploy.lock.model import read_lock
     from deploy.stack.compose import running_stack
     from deploy.stack.state import State
-    from deploy.stack.verify import verify
+    from deploy.stack.verify import meant_profile, verify
 
     require_docker(probe.docker_facts(), cdi=False)
     lock = read_lock(ROOT)
     folder = State(state)
     stack = running_stack(ROOT, folder.environment)
+    if not stack.roles():
+        stack = replace(stack, profile=meant_profile(folder, spec))
     with render.transfer(err) as progress:
         found = verify(stack, lock, folder, full=full, progress=lambda done, total: progress("model", done, total))
     if as_json:

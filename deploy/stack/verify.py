@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from deploy.errors import DeployError
@@ -11,6 +13,9 @@ from deploy.image.layers import read_layers
 from deploy.lock.model import Lock, ModelLock
 from deploy.model.check import check_folder
 from deploy.model.hashing import Progress
+from deploy.spec.load import load
+from deploy.spec.model import Profile
+from deploy.stack import generations
 from deploy.stack.compose import Stack
 from deploy.stack.drift import Drift, role_drifts, version_drifts
 from deploy.stack.observe import Compiled, Observed, observe
@@ -23,7 +28,7 @@ class Verified:
 
     Attributes:
         roles: containers that were looked at.
-        files: how many of the model are locked, and so compared.
+        files: how many of the model were compared: all that are locked, if a container has them.
         full: byte by byte.
         drifts: everything that is not as locked; empty if all agrees.
         compiled: by engine, what it had to compile because neither the image nor the host's cache had it.
@@ -68,12 +73,26 @@ def verify(
     return Verified(
         profile=stack.profile,
         roles=tuple(item.role for item in observed),
-        files=len(model.file) if model else 0,
+        files=len(model.file) if model and any(item.model for item in observed) else 0,
         full=full,
         seconds=round(time.monotonic() - begun, 1),
         drifts=tuple(drifts),
         compiled={item.role: item.inside.compiled for item in observed if item.inside and item.inside.compiled},
     )
+
+
+def meant_profile(state: State, spec: Path) -> Profile:
+    """The profile that should run where nothing does: of the current or else the newest generation, or the spec's.
+
+    Raises:
+        DeployError: there is no generation, and the spec cannot be used.
+    """
+    # `up --profile` is written down nowhere but there.
+    number = generations.current_number(state) or max(generations.numbers(state), default=None)
+    with suppress(generations.Damaged):
+        if number:
+            return generations.read(state, number).profile
+    return load(spec).spec.profile
 
 
 def _model_drifts(

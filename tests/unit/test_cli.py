@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import typer.main
@@ -17,6 +17,8 @@ from deploy import cli, host_verbs
 from deploy.cli import RoleName, app
 from deploy.command_line import Panel
 from deploy.spec.profiles import ALL_ROLES, ENGINES
+from deploy.stack.generations import Candidate, accept_candidate, switch
+from deploy.stack.state import State
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = Path(sys.executable).parent / "deploy"
@@ -191,6 +193,31 @@ def test_nothing_runs_and_status_says_so(machine: Machine) -> None:
     result = machine.run("status", "--json")
     assert result.returncode == 4
     assert json.loads(result.stdout)["roles"] == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "accepted", "driver"),
+    [("pd", None, True), ("cpu", None, False), ("pd", "cpu", False), ("cpu", "pd", True), ("cpu", "damaged", False)],
+)
+def test_where_nothing_runs_verify_asks_for_what_should_and_for_a_driver_only_if_that_needs_gpus(
+    spec: str, accepted: str | None, driver: bool, machine: Machine
+) -> None:
+    machine.docker()
+    machine.set('profile = "pd"', f'profile = "{spec}"')
+    if accepted:
+        state = State(machine.folder / "state")
+        profile = cast(Any, "pd" if accepted == "damaged" else accepted)
+        accept_candidate(state, Candidate(profile, "isolated", 0, "image:1", "sha256:1", {}), "up", {})
+        switch(state, None)
+        if accepted == "damaged":
+            (state.generations / "1/generation.json").write_text("{")
+    result = machine.run("verify")
+    assert result.returncode == 1
+    assert "0 model files" in result.stderr
+    lines = result.stdout.splitlines()
+    for role in ("prefill", "decode", "router"):
+        assert f"{role}: container: expected running, found none" in lines
+    assert any(line.startswith("host: NVIDIA driver") for line in lines) == driver
 
 
 @pytest.mark.slow
