@@ -1,4 +1,4 @@
-"""What `deploy` needs of this host before it starts anything; probe_host.py does the looking."""
+"""What the verbs ask of this host (Docker, GPUs, ports, disk, memory), and refuse; probe_host.py does the looking."""
 
 import os
 import shutil

@@ -117,7 +117,7 @@ class State:
             why: what is missing.
         """
         holder = _holder(self.folder / "lock")
-        if holder and psutil.pid_exists(holder[1]):
+        if holder and holder[1] != os.getpid() and psutil.pid_exists(holder[1]):
             return NothingRuns("nothing runs yet", f"{why}; {holder[0]} is at work", "deploy status --watch, and wait")
         return NothingRuns("nothing runs", why, "deploy up")
 

@@ -195,6 +195,17 @@ def test_nothing_runs_and_status_says_so(machine: Machine) -> None:
     assert json.loads(result.stdout)["roles"] == []
 
 
+def test_while_up_is_at_work_status_and_chat_say_that_nothing_runs_yet(machine: Machine) -> None:
+    machine.docker()
+    with State(machine.folder / "state").lock("up"):
+        status, chat = machine.run("status"), machine.run("chat", "hi")
+    assert (status.returncode, chat.returncode) == (4, 4)
+    for said in (status.stdout, chat.stderr):
+        assert "nothing runs yet" in said
+        assert f"`deploy up` (pid {os.getpid()}" in said
+        assert "fix: deploy status --watch, and wait" in said
+
+
 @pytest.mark.parametrize(
     ("spec", "accepted", "driver"),
     [("pd", None, True), ("cpu", None, False), ("pd", "cpu", False), ("cpu", "pd", True), ("cpu", "damaged", False)],

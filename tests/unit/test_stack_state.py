@@ -35,6 +35,32 @@ def test_a_second_command_is_refused_and_told_who_holds_the_lock(tmp_path: Path)
         assert str(os.getpid()) in (tmp_path / "lock").read_text()
 
 
+def test_while_another_command_is_at_work_nothing_runs_yet_and_it_is_named(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    before = state.nothing_runs("no container")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout and holder.stdout.readline() == "held\n"
+        seen = state.nothing_runs("no container")
+        holder.kill()
+    after = state.nothing_runs("no container")
+    assert seen.message == "nothing runs yet"
+    assert seen.why.startswith(f"no container; `deploy up` (pid {holder.pid}, since ")
+    assert seen.fix == "deploy status --watch, and wait"
+    # Of one that was killed the note is still there.
+    assert (tmp_path / "lock").read_text()
+    assert [(error.message, error.why, error.fix) for error in (before, after)] == [
+        ("nothing runs", "no container", "deploy up")
+    ] * 2
+    assert {error.exit_code for error in (before, seen, after)} == {4}
+
+
+def test_a_command_does_not_wait_for_itself(tmp_path: Path) -> None:
+    with State(tmp_path).lock("bake"):
+        assert State(tmp_path).nothing_runs("no container").message == "nothing runs"
+
+
 def test_a_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError), State(tmp_path).lock("up"):
         raise ValueError
