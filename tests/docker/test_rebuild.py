@@ -1,6 +1,7 @@
 """`deploy verify --rebuild`: an engine of its own, and what is said of an image that comes out otherwise."""
 
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -89,13 +90,14 @@ def test_the_first_differing_layer_and_its_files_are_named(tmp_path: Path) -> No
 @pytest.mark.quiet
 def test_the_image_comes_out_of_a_build_from_nothing_as_it_is_locked(image: str, tmp_path: Path) -> None:
     program = Path(sys.executable).parent / "deploy"
-    clock = tmp_path / "clock.so"
+    clock, offset = tmp_path / "clock.so", tmp_path / "offset"
+    offset.write_bytes(struct.pack("=q", CLOCK_OFFSET_S))
     subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", clock, ROOT / "tests/clock.c"], check=True)
     # Nothing of the place, the language, the time zone, the clock or the permissions of who builds is in it.
     command = ["sh", "-c", f"umask 077; exec {program} verify --rebuild --state {tmp_path / 'state'}"]
     surroundings = {
         **{"TZ": "Asia/Kolkata", "LC_ALL": "C", "LANG": "C"},
-        **{"SHIFTED_CLOCK": str(clock), "CLOCK_OFFSET_S": str(CLOCK_OFFSET_S)},
+        **{"SHIFTED_CLOCK": str(clock), "CLOCK_OFFSET_FILE": str(offset)},
         "DOCKER_BUILDKIT_RUNC_COMMAND": str(ROOT / "tests/docker/shifted_runc.py"),
     }
     preloaded = os.environ | surroundings | {"LD_PRELOAD": str(clock)}

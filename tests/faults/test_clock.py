@@ -36,7 +36,8 @@ class Clock:
         folder.chmod(0o777)
         self.set(0)
         compile_ = ["gcc", "-shared", "-fPIC", "-O2", "-o", "/out/clock.so", "/src/clock.c"]
-        docker("run", "--rm", "--network=none", f"--volume={HERE}:/src:ro", f"--volume={folder}:/out", image, *compile_)
+        source = f"--volume={HERE.parent / 'clock.c'}:/src/clock.c:ro"
+        docker("run", "--rm", "--network=none", source, f"--volume={folder}:/out", image, *compile_)
         self.variables = {"LD_PRELOAD": str(folder / "clock.so"), "CLOCK_OFFSET_FILE": str(self.offset)}
         head = OVERRIDE.format(inside=FOLDER, outside=folder)
         self.compose.write_text(head + "".join(f"  {role}: *clock\n" for role in ROLES))
