@@ -139,7 +139,10 @@ def init_verb(
     saved: SavedOption = None,
     limit: LimitOption = LIMIT_SECONDS,
 ) -> None:
-    """Propose what this host should run: roles, GPUs, CPUs, memory, settings, each with its reason."""
+    """Propose what this host should run: roles, GPUs, CPUs, memory, settings, each with its reason.
+
+    With fewer than eight GPUs, or where deploy.toml says profile replicas already, it proposes replicas.
+    """
     seen = _host(saved, limit, Needs())
     init(seen, spec, env_file=env_file, image=image_tag(ROOT), dry_run=dry_run, yes=yes, as_json=as_json)
 
