@@ -42,6 +42,7 @@ class View:
         drained: roles that get no new requests.
         routed: roles that the router sends requests to.
         hanging: roles that have shown no sign of life for too long.
+        compiling: roles that answer nothing because they compile.
         replacing: the router is being replaced.
     """
 
@@ -50,6 +51,7 @@ class View:
     drained: frozenset[str]
     routed: frozenset[str]
     hanging: frozenset[str]
+    compiling: frozenset[str]
     replacing: bool
 
 
@@ -68,6 +70,7 @@ def view(stack: Stack) -> View:
         routed=frozenset(_role(url) for url in found["router_knows"]),
         # A gate of an image before this one does not say.
         hanging=frozenset(_role(url) for url, engine in engines.items() if engine.get("hangs")),
+        compiling=frozenset(_role(url) for url, engine in engines.items() if engine.get("compiles")),
         replacing=bool(found["replacing"]),
     )
 

@@ -222,7 +222,8 @@ def _seen(stack: Stack, state: RoleState, view: gate.View | None) -> Seen:
     hanging = view is not None and state.role in view.hanging
     requests, used = None, 0
     if state.role in ALL_ENGINES and state.serving and not hanging:
-        if view and not view.replacing and state.role not in view.drained:
+        # The router gives an engine up that compiles, and takes it back by itself.
+        if view and not view.replacing and state.role not in view.drained | view.compiling:
             routed = state.role in view.routed
             answers = routed or stack.probe(state)
         try:

@@ -31,6 +31,8 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp import web
 
+from engine_runtime import jit
+
 ROUTER_PORT = 30001
 CONTROL_PORT = 30002
 METRICS_PORT = 29000
@@ -42,15 +44,16 @@ CONNECT_S = 3.0
 LOOK_CONNECT_S = 1.5
 LOOKS = 2
 # The router's own probes see an engine that accepts connections and does nothing more. Its verdict counts once it has
-# stood for so long that a busy moment is no explanation.
-VERDICT_S = 5.0
+# stood, and our own question for a token has had no answer, for this share of SILENCE_S: a busy moment is then no
+# explanation.
+VERDICT_SHARE = 0.5
 # What a prefill that hangs has to come back before its requests are given up, from its last sign of life.
 PREFILL_S = 8.0
 # An engine shows that it lives by another load snapshot: its scheduler writes one with each prefill batch, with every
 # 15th decode step, and when idle at least once a second. Without one for ASK_S it is asked for a token, and hangs if
 # neither comes for SILENCE_S, the default of the variable ENGINE_SILENCE. One step of the scheduler must fit: a chunk
 # of 8192 tokens is about a second of arithmetic for four GPUs. With the looks' own time it must stay well below the
-# 15 s in which a client gets an error.
+# 15 s in which a client gets an error. That it compiles is a sign of life too (engine_runtime.jit).
 ASK_S = 3.0
 SILENCE_S = 10.0
 # A look later than this after the one before it was the gate's own pause, which says nothing about engines.
@@ -124,7 +127,10 @@ class Engine:
         quiet_s: for how long there has been none.
         hangs: that is too long, and it takes connections. Not one that never lived: it may be starting, or be none that
             the gate can ask.
-        sick_since: since when the router calls it unhealthy, None if it does not.
+        sick_since: since when the router calls it unhealthy and nothing else has shown a sign of life, None if it does
+            not.
+        compiling: its compilers were at work when it was last asked.
+        compiled: how much they had written.
         down_since: its last sign of life before it was found dead, hanging or sick for too long, None while it is
             none of these.
     """
@@ -137,6 +143,8 @@ class Engine:
     quiet_s: float = 0.0
     hangs: bool = False
     sick_since: float | None = None
+    compiling: bool = False
+    compiled: int = -1
     down_since: float | None = None
 
     def hear(self, written: tuple[float, ...], since_last: float) -> None:
@@ -156,13 +164,30 @@ class Engine:
         else:
             self.quiet_s += min(since_last, PAUSE_S)
 
+    def hear_of_compilers(self, running: bool, written: int) -> None:
+        """Take up what its compilers do.
+
+        Args:
+            running: they are at work.
+            written: how much they have written so far; more than at the last look is a sign of life too.
+        """
+        self.compiling = running or 0 <= self.compiled < written
+        self.compiled = written
+        if self.compiling:
+            self.work()
+
     def live(self) -> None:
-        """Take up a sign of life."""
+        """Take up a sign of life of its scheduler."""
         self.lived, self.quiet_s = True, 0.0
+
+    def work(self) -> None:
+        """Take up that it generates or compiles: the router's verdict has been overtaken."""
+        self.live()
+        self.sick_since = None
 
     def judge(self, now: float, silence_s: float) -> None:
         """Decide whether it is down, from the looks so far."""
-        sick = self.sick_since is not None and now - self.sick_since >= VERDICT_S
+        sick = self.sick_since is not None and now - self.sick_since >= VERDICT_SHARE * silence_s
         dead = self.failed >= LOOKS
         # What a dead one had the router itself sends to another.
         self.hangs = self.lived and not dead and self.quiet_s >= silence_s
@@ -249,6 +274,14 @@ def snapshot_times(page: Any) -> tuple[float, ...]:
         return tuple(float(load["timestamp"]) for load in page["loads"])
     except (KeyError, TypeError, ValueError):
         return ()
+
+
+def compilations(page: Any) -> tuple[bool, int]:
+    """Whether an engine compiles, and how much it has, from its `jit.state`; nothing if it does not say."""
+    try:
+        return bool(page["running"]), int(page["written"])
+    except (KeyError, TypeError, ValueError):
+        return False, -1
 
 
 def unhealthy(metrics: str) -> set[str]:
@@ -432,16 +465,25 @@ class Gate:
     async def _look_at(self, url: str, engine: Engine, since_last: float) -> None:
         await self._connect(url, engine)
         engine.hear(() if engine.failed else await self._snapshots(url), since_last)
-        if not engine.failed and engine.quiet_s >= ASK_S and url not in self.asked:
+        if engine.failed or not engine.quiet_s:
+            engine.compiling = False
+        if engine.failed or (engine.quiet_s < ASK_S and engine.sick_since is None):
+            return
+        engine.hear_of_compilers(*compilations(await self._page(url, jit.ROUTE)))
+        if not engine.compiling and url not in self.asked:
             self.asked[url] = asyncio.ensure_future(self._ask(url, engine))
 
     async def _snapshots(self, url: str) -> tuple[float, ...]:
+        return snapshot_times(await self._page(url, "/v1/loads?include=core"))
+
+    async def _page(self, url: str, path: str) -> Any:
+        """A page of JSON from an engine, None if it does not answer at once."""
         limit = aiohttp.ClientTimeout(total=LOOK_CONNECT_S)
         try:
-            async with self.session.get(f"{url.rstrip('/')}/v1/loads?include=core", timeout=limit) as page:
-                return snapshot_times(await page.json(content_type=None))
+            async with self.session.get(f"{url.rstrip('/')}{path}", timeout=limit) as page:
+                return await page.json(content_type=None)
         except (aiohttp.ClientError, TimeoutError, ValueError):
-            return ()
+            return None
 
     async def _ask(self, url: str, engine: Engine) -> None:
         """Let an engine generate a token, which it skips while it answers requests: the answer is a sign of life."""
@@ -450,7 +492,7 @@ class Gate:
                 f"{url.rstrip('/')}/health", timeout=aiohttp.ClientTimeout(total=TOKEN_S)
             ) as answer:
                 if answer.status == 200:
-                    engine.live()
+                    engine.work()
         except (aiohttp.ClientError, TimeoutError):
             pass
         finally:
@@ -566,7 +608,12 @@ class Gate:
                 await self._admin("POST", "/workers", dict(self.settings.engines[url]))
             say(request.path.strip("/"), engine=url)
         engines = {
-            url: {"alive": engine.down_since is None, "hangs": engine.hangs, "drained": url in self.drained}
+            url: {
+                "alive": engine.down_since is None,
+                "hangs": engine.hangs,
+                "compiles": engine.compiling,
+                "drained": url in self.drained,
+            }
             for url, engine in self.engines.items()
         }
         known = await self._workers()

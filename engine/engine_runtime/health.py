@@ -1,8 +1,9 @@
 """Health probe of a container: `python -m engine_runtime.health engine|router`, exit code 0 when it can serve.
 
 An engine is healthy when it answers a one-token generation (SGLang's `/health`; skipped by SGLang while it is busy
-with requests) and the driver shows exactly the GPUs that the role should have: a container can lose them after a
-reload of systemd and keep its processes. The router is healthy when it has a healthy worker of each kind.
+with requests), or does not for a compilation, and the driver shows exactly the GPUs that the role should have: a
+container can lose them after a reload of systemd and keep its processes. The router is healthy when it has a healthy
+worker of each kind.
 """
 
 import importlib
@@ -13,12 +14,20 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+from engine_runtime import jit
+
 PATHS = {"engine": "/health", "router": "/readiness"}
 PORT = 30000
 TIMEOUT_SECONDS = 15.0
 
 
-def check(role: str, expected_gpus: int, fetch: Callable[[str], int], count_gpus: Callable[[], int]) -> str | None:
+def check(
+    role: str,
+    expected_gpus: int,
+    fetch: Callable[[str], int],
+    count_gpus: Callable[[], int],
+    compiles: Callable[[], bool] = lambda: False,
+) -> str | None:
     """What is wrong with this container, or None.
 
     Args:
@@ -26,6 +35,7 @@ def check(role: str, expected_gpus: int, fetch: Callable[[str], int], count_gpus
         expected_gpus: How many GPUs the driver must show; 0 asks nothing.
         fetch: Path → HTTP status of the server in this container; raises OSError when there is none.
         count_gpus: The number of GPUs the driver shows; raises OSError when it cannot tell.
+        compiles: Whether an engine that has served is compiling.
     """
     if expected_gpus:
         try:
@@ -37,8 +47,10 @@ def check(role: str, expected_gpus: int, fetch: Callable[[str], int], count_gpus
     try:
         status = fetch(PATHS[role])
     except OSError as error:
-        return f"no answer on port {PORT}: {error}"
-    return None if status == 200 else f"{PATHS[role]} answered {status}"
+        fault = f"no answer on port {PORT}: {error}"
+    else:
+        fault = None if status == 200 else f"{PATHS[role]} answered {status}"
+    return fault if fault and not compiles() else None
 
 
 def fetch_local(path: str) -> int:
@@ -61,11 +73,16 @@ def count_gpus() -> int:
         raise OSError(str(error)) from error
 
 
+def compiles() -> bool:
+    """Whether a compiler is at work in this container after its engine has been ready once."""
+    return jit.REPORT.exists() and bool(jit.running())
+
+
 def main() -> None:
     """Run the probe; `docker inspect` shows what it prints."""
     if len(sys.argv) != 2 or sys.argv[1] not in PATHS:
         sys.exit(f"usage: python -m engine_runtime.health {'|'.join(PATHS)}")
-    fault = check(sys.argv[1], int(os.environ.get("EXPECTED_GPUS", "0")), fetch_local, count_gpus)
+    fault = check(sys.argv[1], int(os.environ.get("EXPECTED_GPUS", "0")), fetch_local, count_gpus, compiles)
     if fault:
         sys.exit(fault)
 

@@ -4,6 +4,9 @@ Triton's cache writes each compilation of this container down (`sm120_kernels.ba
 by the files in their folders that were not there at the start, or were others: ninja writes a stale module anew in its
 place. Roles of one host share these folders, so each of them counts what either compiled. `python -m
 engine_runtime.jit` prints how much each compiler has written so far.
+
+Who must tell an engine that compiles, for minutes, from one that hangs asks `state`: the gate through the engine's
+server, the health probe in the container.
 """
 
 import json
@@ -14,8 +17,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
+
 BAKED_SGLANG = Path("/opt/baked/sglang-jit")
-TRITON_LOG = Path("/tmp/sm120_kernels/compiled")
+TRITON_LOG, TRITON_BEGUN = Path("/tmp/sm120_kernels/compiled"), ".begun"
 REPORT = Path("/tmp/engine_runtime/jit.json")
 # By compiler: the variable that names its folder, the part of that folder which is its own, and how the one file ends
 # that it writes for each compilation.
@@ -29,6 +34,12 @@ FOLDERS = {
     "inductor": ("TORCHINDUCTOR_CACHE_DIR", "", ".so"),
 }
 SECONDS_BEFORE_READY, SECONDS_AFTER = 2.0, 60.0
+ROUTE = "/engine_runtime/compilations"
+"""On the engine's server: `state`."""
+COMPILERS = frozenset({"nvcc", "ninja", "ptxas", "ptxas-blackwell", "cc1plus"})
+"""Programs that compile, as the kernel names their processes; what nvcc starts it waits for."""
+COMPILATION_S = 300.0
+"""One that takes longer is stuck: as long as SGLang lets a batch take (`--watchdog-timeout` of compose.yaml)."""
 
 Entry = tuple[str, int]
 """A compiled file: its path, and when it was written in nanoseconds since 1970."""
@@ -85,18 +96,44 @@ def count(before: Mapping[str, set[Entry]], environment: Mapping[str, str], log:
         before: `entries` when the engine started.
         log: what Triton's cache wrote down.
     """
-    try:
-        triton = len(log.read_text(encoding="utf-8").splitlines())
-    except OSError:
-        triton = 0
     now = entries(environment)
-    return {"triton": triton} | {name: len(found - before.get(name, set())) for name, found in now.items()}
+    return {"triton": len(_lines(log))} | {name: len(found - before.get(name, set())) for name, found in now.items()}
+
+
+def running(log: Path = TRITON_LOG) -> list[str]:
+    """What is being compiled in this container: names of compilers' processes, and `triton` for each of its kernels.
+
+    Args:
+        log: what Triton's cache wrote down.
+    """
+    now = time.time()
+    found = [
+        str(process.info["name"])
+        for process in psutil.process_iter(["name", "create_time"])
+        if process.info["name"] in COMPILERS and now - (process.info["create_time"] or now) < COMPILATION_S
+    ]
+    begun, done = _lines(log.with_suffix(TRITON_BEGUN)), _lines(log)
+    finished = {line.split()[-1] for line in done if line}
+    recent = [key for when, key in map(str.split, begun) if time.monotonic() - float(when) < COMPILATION_S]
+    return sorted(found + ["triton" for key in recent if key not in finished])
+
+
+def state() -> dict[str, object]:
+    """What is being compiled, and how much has been: either shows that an engine without an answer is at work."""
+    return {"running": running(), "written": sum(count({}, os.environ).values())}
 
 
 def main() -> None:
     """Print how much each compiler has written so far, as JSON."""
     written = count({}, os.environ)
     sys.stdout.write(json.dumps(written) + "\n")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
 
 
 def words(counts: Mapping[str, int]) -> str:

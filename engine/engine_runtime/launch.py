@@ -138,6 +138,7 @@ def run_engine(rest: list[str]) -> None:
     if cpu.wanted() and not cpu.applied():
         raise UsageError("SGLang did not load the CPU plug-in: is engine-runtime installed, is SGLANG_PLUGINS set?")
     jit.begin(_ready, os.environ)
+    _import("sglang.srt.entrypoints.http_server").app.add_api_route(jit.ROUTE, jit.state)
     try:
         server.run_server(server.prepare_server_args(rest))
     finally:

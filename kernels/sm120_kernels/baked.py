@@ -8,6 +8,7 @@ version is not found and compiled anew. Imports no more than Triton has loaded a
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,9 @@ LAUNCHER = "launcher"
 """Holds the extension module by which Triton talks to the driver."""
 LOG = "SM120_KERNELS_COMPILED"
 """Environment variable: a file that gets one line, `KIND NAME KEY`, for everything that had to be compiled."""
+BEGUN = ".begun"
+"""Ending of the file beside it that gets one line, `SECONDS KEY`, when a kernel's compilation begins: seconds of the
+machine's clock that never jumps."""
 
 
 def folder() -> Path:
@@ -46,7 +50,11 @@ class BakedCache(FileCacheManager):
         """
         if self._baked and (self._baked / filename).is_file():
             return {path.name: str(path) for path in sorted(self._baked.iterdir())}
-        return super().get_group(filename)
+        found = super().get_group(filename)
+        if found is None and self._baked:
+            # Triton compiles now, partly in the process itself: nothing else shows that it is at work.
+            _append(log().with_suffix(BEGUN), f"{time.monotonic():.0f} {self.key}")
+        return found
 
     def get_file(self, filename: str) -> str | None:
         """Path of a single file, None if there is none."""
@@ -58,18 +66,19 @@ class BakedCache(FileCacheManager):
     def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:
         """Write one file; a shared library is one compilation."""
         if self._baked and filename.endswith(".so"):
-            self._note("library", filename)
+            _append(log(), f"library {filename} {self.key}")
         return super().put(data, filename, binary)
 
     def put_group(self, filename: str, group: dict[str, str]) -> str:
         """Write down which files belong to a kernel, the last step of its compilation."""
         if self._baked:
-            self._note("kernel", filename.removesuffix(".json"))
+            _append(log(), f"kernel {filename.removesuffix('.json')} {self.key}")
         return super().put_group(filename, group)
 
-    def _note(self, kind: str, name: str) -> None:
-        # A full or missing disk is no reason to stop an engine. One short write: processes do not mix their lines.
-        with suppress(OSError):
-            log().parent.mkdir(parents=True, exist_ok=True)
-            with log().open("a", encoding="utf-8") as file:
-                file.write(f"{kind} {name} {self.key}\n")
+
+def _append(path: Path, line: str) -> None:
+    # A full or missing disk is no reason to stop an engine. One short write: processes do not mix their lines.
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")

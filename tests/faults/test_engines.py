@@ -277,6 +277,39 @@ def test_a_process_that_is_stuck_is_killed_and_started_again(
     assert (Path(mine[0]["record"]) / f"{service}.log").read_text()
 
 
+COMPILED_S, COMPILED_ANSWERED_S = 45.0, 8.0
+"""For how long the scheduler compiles, and until when a question is with it in any case: then the router's own probes,
+here every 15 s, may have taken it out."""
+
+
+@pytest.mark.parametrize("service", ["decode", "prefill"])
+def test_a_scheduler_that_waits_for_a_compiler_is_waited_for(
+    served: Controller, answers: dict[str, str], service: str
+) -> None:
+    """On a CPU nothing is compiled: the scheduler stands still, and beside it runs a program of a compiler's name."""
+    process = served.child(service, SCHEDULER)
+    compiler = f"cp $(which sleep) /tmp/ptxas && exec /tmp/ptxas {COMPILED_S + 2}"
+
+    def compile_something() -> None:
+        docker("exec", "--detach", served.container(service), "sh", "-c", compiler)
+        os.kill(process, signal.SIGSTOP)
+        threading.Timer(COMPILED_S, os.kill, (process, signal.SIGCONT)).start()
+
+    watcher = served.start("watch", "--json")
+    try:
+        seen = observe(served.url, answers, compile_something)
+    finally:
+        watcher.terminate()
+        incidents, _ = watcher.communicate(timeout=30)
+    what = f"{service}'s scheduler waits {COMPILED_S:.0f} s for a compiler, with deploy watch"
+    note(what, seen.words(), seen.service(), "nothing", STACK)
+    assert not incidents
+    assert {status for _, _, status in seen.answers} <= {"200", "503"}, seen.words()
+    assert {status for asked, _, status in seen.answers if asked < COMPILED_ANSWERED_S} == {"200"}, seen.words()
+    assert all(took < SETTLED_S * SLOW for _, took, status in seen.answers if status == "503"), seen.words()
+    assert process == served.child(service, SCHEDULER), "it was restarted"
+
+
 def resident(controller: Controller, service: str) -> int:
     """Resident memory of all processes of a container, in KiB."""
     lines = docker("top", controller.container(service), "-eo", "pid,rss").splitlines()[1:]

@@ -101,6 +101,7 @@ def test_what_was_not_baked_is_compiled_and_written_down_once(folder: Path, tmp_
     name = next(gone.glob("*.cubin")).stem
     shutil.rmtree(gone)
     assert compiled(tmp_path / "short", tmp_path) == ([name], [f"kernel {name} {gone.name}"])
+    assert (tmp_path / "compiled.begun").read_text().endswith(f" {gone.name}\n")
     # It is in the host's own cache now.
     assert compiled(tmp_path / "short", tmp_path)[0] == []
 

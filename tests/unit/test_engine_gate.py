@@ -20,16 +20,18 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from engine_runtime import jit
 from engine_runtime.gate import (
     LOOKS,
     PAUSE_S,
     PREFILL_S,
     SILENCE_S,
-    VERDICT_S,
+    VERDICT_SHARE,
     Engine,
     Gate,
     Outage,
     Request,
+    compilations,
     kinds_down,
     loss,
     requests_held,
@@ -51,11 +53,11 @@ async def handle(request):
     now = mode.read_text()
     if request.path == "/workers":
         return web.json_response({"workers": []})
-    if request.path == "/readiness":
+    if request.path == "/readiness" or (request.path, now) == ("/liveness", "wait"):
         return web.Response(text="ready")
     if now == "none":
         return web.json_response({"error": {"code": "server_selection_failed"}}, status=503)
-    if now == "hang":
+    if now in ("hang", "wait"):
         await asyncio.sleep(1000)
     if now == "die":
         sys.stderr.flush(); import os; os._exit(3)
@@ -96,10 +98,11 @@ def free_ports(count: int) -> list[int]:
 class Answers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, Standin)
-        loads = self.path.startswith("/v1/loads")
+        loads, compilations = self.path.startswith("/v1/loads"), self.path == jit.ROUTE
         written = time.time() if self.server.writes_snapshots else 1.0
-        body = json.dumps({"loads": [{"timestamp": written}]} if loads else {}).encode()
-        self.send_response(200 if loads or self.server.generates else 503)
+        page: dict[str, object] = {"loads": [{"timestamp": written}]} if loads else self.server.compilations
+        body = json.dumps(page).encode()
+        self.send_response(200 if loads or compilations or self.server.generates else 503)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -109,13 +112,14 @@ class Answers(BaseHTTPRequestHandler):
 
 
 class Standin(ThreadingHTTPServer):
-    """Of an engine what the gate looks at: load snapshots and whether it generates a token."""
+    """Of an engine what the gate looks at: load snapshots, whether it generates a token and what it compiles."""
 
     daemon_threads = True
     writes_snapshots = True
     generates = True
 
     def __init__(self, port: int) -> None:
+        self.compilations: dict[str, object] = {}
         super().__init__(("127.0.0.1", port), Answers)
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -264,6 +268,39 @@ def test_an_engine_that_generates_does_not_hang_whatever_its_snapshots_say(gate:
         time.sleep(0.3)
 
 
+def test_an_engine_that_compiles_does_not_hang_until_it_has_ended(gate: Started) -> None:
+    gate.engine.compilations = {"running": ["ptxas"], "written": 0}
+    gate.answer("wait")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(gate.ask)
+        gate.until(lambda: gate.view()["in_flight"] == 1)
+        gate.engine.hang()
+        gate.until(lambda: all(engine["compiles"] for engine in gate.view()["engines"].values()))
+        time.sleep(9)
+        assert not any(engine["hangs"] for engine in gate.view()["engines"].values())
+        assert not asked.done()
+        # What is written counts as well, between one compiler and the next.
+        gate.engine.compilations = {"running": [], "written": 1}
+        time.sleep(4)
+        assert not asked.done()
+        assert asked.result().status_code == 503
+    assert {(engine["hangs"], engine["compiles"]) for engine in gate.view()["engines"].values()} == {(True, False)}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=20))
+def test_the_routers_verdict_counts_unless_the_engine_works(looks: list[tuple[bool, bool, bool]]) -> None:
+    engine, stood = Engine("decode"), 0.0
+    for now, (sick, compiles, generates) in enumerate(looks):
+        engine.sick_since = (engine.sick_since if engine.sick_since is not None else float(now)) if sick else None
+        engine.hear_of_compilers(compiles, 0)
+        if generates:
+            engine.work()
+        engine.judge(float(now), SILENCE_S)
+        stood = stood + 1 if sick and not compiles and not generates else 0
+        assert (engine.down_since is not None) == (stood > VERDICT_SHARE * SILENCE_S)
+        assert engine.compiling == compiles
+
+
 def test_the_looks_tell_an_engine_that_is_gone_from_one_that_is_silent() -> None:
     async def looked(url: str) -> Engine:
         engine = Engine("prefill")
@@ -405,7 +442,7 @@ def test_an_engine_is_down_after_looks_in_a_row_or_a_lasting_verdict_and_up_at_o
         engine.sick_since = (engine.sick_since if engine.sick_since is not None else float(now)) if is_sick else None
         engine.judge(float(now), SILENCE_S)
         failed, sick = (failed + 1 if fails else 0), (sick + 1 if is_sick else 0)
-        assert (engine.down_since is not None) == (failed >= LOOKS or sick > VERDICT_S)
+        assert (engine.down_since is not None) == (failed >= LOOKS or sick > VERDICT_SHARE * SILENCE_S)
 
 
 @given(
@@ -438,6 +475,12 @@ def test_what_is_not_a_load_is_no_sign_of_life() -> None:
     assert snapshot_times({"loads": [{"timestamp": 2.5}, {"timestamp": 3}]}) == (2.5, 3.0)
     for page in ("null", "[]", "{}", '{"loads": null}', '{"loads": [{}]}', '{"loads": [{"timestamp": "x"}]}'):
         assert snapshot_times(json.loads(page)) == ()
+
+
+def test_what_does_not_say_what_it_compiles_compiles_nothing() -> None:
+    assert compilations({"running": ["nvcc"], "written": 3}) == (True, 3)
+    for page in ("null", "[]", "{}", '{"running": [], "written": "x"}', '{"running": []}'):
+        assert compilations(json.loads(page)) == (False, -1)
 
 
 def test_a_kind_is_down_only_when_all_its_engines_are() -> None:

@@ -41,5 +41,11 @@ def test_any_other_answer_than_200_is_a_fault(status: int) -> None:
     assert check("engine", 0, lambda path: status, refuse) == f"/health answered {status}"
 
 
+def test_an_engine_that_compiles_need_not_answer_and_needs_its_gpus() -> None:
+    assert check("engine", 4, down, lambda: 4, lambda: True) is None
+    assert check("engine", 4, lambda path: 503, lambda: 4, lambda: True) is None
+    assert check("engine", 4, down, lambda: 3, lambda: True) is not None
+
+
 def test_no_answer_is_a_fault() -> None:
     assert "Connection refused" in str(check("router", 0, down, refuse))

@@ -1,5 +1,7 @@
 import json
 import os
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -146,3 +148,29 @@ def test_a_cache_that_cannot_be_written_is_said_and_does_not_stop_the_start(
     monkeypatch.setattr(jit, "follow", counts_nothing)
     jit.begin(lambda: True, {"SGLANG_JIT_CACHE_DIR": str(tmp_path / "no-folder")})
     assert "cannot be linked: [Errno 20]" in capsys.readouterr().out
+
+
+def test_a_kernel_that_triton_has_begun_and_not_ended_is_being_compiled(tmp_path: Path) -> None:
+    log, now = tmp_path / "compiled", time.monotonic()
+
+    def triton() -> int:
+        # Other compilers may be at work on this machine.
+        return jit.running(log).count("triton")
+
+    assert triton() == 0
+    log.with_suffix(".begun").write_text(f"{now:.0f} A\n{now:.0f} B\n{now - 2 * jit.COMPILATION_S:.0f} STUCK\n")
+    assert triton() == 2
+    log.write_text("library launcher.so L\nkernel norm B\n")
+    assert triton() == 1
+    log.write_text("kernel norm B\nkernel norm A\n")
+    assert triton() == 0
+
+
+def test_a_compilers_process_is_seen_while_it_runs(tmp_path: Path) -> None:
+    compiler = tmp_path / "ptxas"
+    shutil.copy(shutil.which("sleep") or "", compiler)
+    with subprocess.Popen([compiler, "60"]) as process:
+        try:
+            assert "ptxas" in jit.running(tmp_path / "compiled")
+        finally:
+            process.kill()

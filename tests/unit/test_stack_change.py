@@ -101,7 +101,8 @@ class World:
         monkeypatch.setattr(change, "endpoint", lambda config: None)  # pyright: ignore
         monkeypatch.setattr(gate, "drain", drain)
         monkeypatch.setattr(gate, "restore", lambda stack, roles: None)  # pyright: ignore
-        monkeypatch.setattr(gate, "view", lambda stack: gate.View(0, 0, frozenset(), frozenset(), frozenset(), False))  # pyright: ignore
+        idle = gate.View(0, 0, frozenset(), frozenset(), frozenset(), frozenset(), False)
+        monkeypatch.setattr(gate, "view", lambda stack: idle)  # pyright: ignore
 
     def up(self, text: str) -> Generation:
         """The part of `deploy up` that changes something."""
