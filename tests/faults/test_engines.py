@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -169,21 +170,16 @@ def test_a_cut_network_between_the_roles(served: Controller, answers: dict[str, 
     settled(seen)
 
 
-def address(controller: Controller, service: str) -> str:
-    form = "{{range $name, $network := .NetworkSettings.Networks}}{{$name}} {{$network.IPAddress}}\n{{end}}"
-    found = dict(
-        line.split() for line in docker("inspect", "-f", form, controller.container(service)).splitlines() if line
-    )
-    return next(ip for name, ip in found.items() if name.endswith("_engines"))
-
-
 def barrier(controller: Controller) -> tuple[list[str], list[str]]:
-    """Orders that block KV cache and its control messages, and that let them through again.
+    """Orders that block the KV cache on its way from prefill to decode, and that let it through again.
 
-    It is what prefill sends to decode, but for its HTTP servers' answers.
+    Its port is decode's with the most connections: one of each of prefill's transfer workers.
     """
-    rule = ["OUTPUT", "-d", address(controller, "decode"), "-p", "tcp"]
-    rule += ["-m", "multiport", "!", "--sports", "30000,8998", "-j", "DROP"]
+    enter = ["nsenter", "-t", str(controller.pid("decode")), "-n", "ss", "--no-header", "--tcp", "--numeric"]
+    lines = subprocess.run(enter, capture_output=True, text=True, check=True).stdout.splitlines()
+    ports = Counter(line.split()[3].rsplit(":", 1)[1] for line in lines)
+    (port, _), *_ = (item for item in ports.most_common() if item[0] != "30000")
+    rule = ["OUTPUT", "-p", "tcp", "--dport", port, "-j", "DROP"]
     enter = ["nsenter", "-t", str(controller.pid("prefill")), "-n", "iptables"]
     return [*enter, "-A", *rule], [*enter, "-D", *rule]
 
