@@ -202,7 +202,8 @@ def test_ports_between_the_roles_that_stay_blocked(served: Controller, answers: 
     back = time.monotonic() - begun
     shown = ", ".join(map(str, sorted(statuses)))
     seen = f"{shown} after {seconds:.0f} s; once they are open, the next answer after {back:.0f} s"
-    note(f"ports of the KV transfer blocked for good, WAITING_TIMEOUT={WAITING_S}", seen, None, "what waited", STACK)
+    what = f"ports of the KV transfer blocked for good, WAITING_TIMEOUT={WAITING_S}"
+    note(what, seen, seconds + back, "what waited", STACK)
     assert 200 not in statuses
     assert seconds < (WAITING_S + SETTLED_S) * SLOW, seen
     deadline = time.monotonic() + PATIENCE_S
