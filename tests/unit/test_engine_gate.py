@@ -243,7 +243,7 @@ def test_a_request_that_hangs_because_its_engine_died_gets_an_error(gate: Starte
 
 
 def test_a_request_whose_engine_takes_connections_and_does_nothing_gets_an_error(gate: Started) -> None:
-    gate.answer("hang")
+    gate.answer("wait")
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(gate.ask)
         gate.until(lambda: gate.view()["in_flight"] == 1)
