@@ -227,7 +227,7 @@ def test_without_an_engine_for_long_it_gets_503_and_when_to_come_again(gate: Sta
 
 
 def test_a_request_that_hangs_because_its_engine_died_gets_an_error(gate: Started) -> None:
-    gate.answer("hang")
+    gate.answer("wait")
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(gate.ask)
         gate.until(lambda: gate.view()["in_flight"] == 1)
