@@ -127,11 +127,13 @@ def load(
     file = folder / f"answers-{uuid.uuid4().hex[:6]}.json"
     file.write_text(json.dumps(dict(answers)))
     command = [*enter, sys.executable, "-m", "locust", "-f", str(HERE / "load.py"), "--headless", "--host", url]
+    # A file: Locust stands still once a pipe that nobody reads is full.
+    complaints = file.with_suffix(".log").open("w+")
     process = subprocess.Popen(
         [*command, "-u", str(users), "-r", str(users), "--json", "--stop-timeout", "60", "--loglevel", "WARNING"],
         env=os.environ | {"EXPECTED_ANSWERS": str(file), **variables},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=complaints,
         text=True,
         cwd=ROOT,
     )
@@ -142,7 +144,10 @@ def load(
         time.sleep(3)
     finally:
         process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=120)
+        complaints.seek(0)
+        errors = complaints.read()
+        complaints.close()
         rows: list[dict[str, Any]] = json.loads(output[output.index("[") :]) if "[" in output else []
         found |= {row["name"]: row for row in rows}
         found["requests"] = sum(row["num_requests"] for row in rows)
