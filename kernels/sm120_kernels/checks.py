@@ -123,5 +123,8 @@ def has_dependent_launch(device: torch.device) -> bool:
     A caller that knows the kernel right before may say of an input that it is `settled`: not written by that kernel,
     which lets this one start only after its own wait (the linears do, and `store_attention_inputs`). Then this one
     works beside it, and waits only before it writes; after that it lets the next one start.
+
+    One kernel goes further: the second of `moe_fp4_small_batch` reads what single programs of the first have counted as
+    done, and waits at its end.
     """
     return capability(device) >= (9, 0)

@@ -27,16 +27,49 @@ from sm120_kernels.unpack import e2m1_pairs, e4m3_pairs, halves
 _NEIGHBOURS = tl.constexpr(4 if triton.__version__ < "3.7" else 2)
 
 _TAKE = tl.constexpr("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];")
+_TAKE_WORD = tl.constexpr("ld.shared.b32 $0, [$1];")
+_TAKE_TWO = tl.constexpr("ld.shared.v2.b32 {$0, $1}, [$2];")
 _TAKE_BYTE = tl.constexpr("ld.shared.u8 $0, [$1];")
+# $4 and $5 hold eight codes each. `prmt` looks four of them up in a table of eight bytes by their lower three bits, but
+# where a code's sign is set it gives the sign of that byte, here 0. So twice the magnitudes of the positive codes, and
+# then minus the magnitudes of all, give the values: two products. $8 and $9 are the tables' first halves.
+_INTEGER_PRODUCT = tl.constexpr("""
+{
+.reg .b32 a, b, c, d, e, f, m, n, z;
+mov.b32 z, 0x4B400000;
+shr.u32 e, $4, 16;
+shr.u32 f, $5, 16;
+mov.b32 n, 0x18100C08;
+prmt.b32 a, $8, n, $4;
+prmt.b32 b, $8, n, $5;
+prmt.b32 c, $8, n, e;
+prmt.b32 d, $8, n, f;
+mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0, $1, $2, $3}, {a, b, c, d}, {$6, $7}, {z, z, z, z};
+and.b32 m, $4, 0x77777777;
+and.b32 n, $5, 0x77777777;
+shr.u32 e, m, 16;
+shr.u32 f, n, 16;
+mov.b32 z, 0xF4F8FAFC;
+prmt.b32 a, $9, z, m;
+prmt.b32 b, $9, z, n;
+prmt.b32 c, $9, z, e;
+prmt.b32 d, $9, z, f;
+mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0, $1, $2, $3}, {a, b, c, d}, {$6, $7}, {$0, $1, $2, $3};
+}
+""")
+DOUBLES = tl.constexpr(0x06040200)
+NEGATIVES = tl.constexpr(-0x02010100)
+# The float whose bits, as an integer, are where `integer_product` begins to count: n more are a float n larger.
+MAGIC = tl.constexpr(12582912.0)
 
 
 @triton.jit
 def ring(BYTES: tl.constexpr):
-    """Address (int32, 16 bytes aligned) of BYTES of shared memory; once in a kernel."""
+    """Address (int32, 128 bytes aligned) of BYTES of shared memory; once in a kernel."""
     base = tl.program_id(0) * 0
     if not INTERPRETED:
         base = tl.inline_asm_elementwise(
-            f".shared .align 16 .b8 operand_ring[{BYTES}]; mov.u32 $0, operand_ring;",
+            f".shared .align 128 .b8 operand_ring[{BYTES}]; mov.u32 $0, operand_ring;",
             "=r,r",
             [base],
             dtype=tl.int32,
@@ -126,6 +159,86 @@ def take_byte(pointers, slots):
     else:
         value = tl.inline_asm_elementwise(_TAKE_BYTE, "=r,r", [slots], dtype=tl.int32, is_pure=False, pack=1)
     return value
+
+
+@triton.jit
+def take_word(pointers, slots):
+    """The int32 that `ask` brought from int32 `pointers` to `slots`."""
+    if INTERPRETED:
+        value = tl.load(pointers)
+    else:
+        value = tl.inline_asm_elementwise(_TAKE_WORD, "=r,r", [slots], dtype=tl.int32, is_pure=False, pack=1)
+    return value
+
+
+@triton.jit
+def take_two(pointers, slots):
+    """The two int32 that `ask` brought from int32 `pointers` to `slots`."""
+    if INTERPRETED:
+        a = tl.load(pointers)
+        b = tl.load(pointers + 1)
+    else:
+        a, b = tl.inline_asm_elementwise(
+            _TAKE_TWO, "=r,=r,r", [slots], dtype=(tl.int32, tl.int32), is_pure=False, pack=1
+        )
+    return a, b
+
+
+@triton.jit
+def integer_product(upper, lower, left, right, doubles, negatives, LANES: tl.constexpr):
+    """W X of 16 rows, 32 columns and 8 right-hand sides for each warp; W is E2M1 times two, X int8.
+
+    Everything is [LANES] int32, one value a thread. Thread 4 g + t of a warp has columns 8 t to 8 t + 7 of rows g
+    (`upper`) and g + 8 (`lower`) of W, and of column g of X (`left`, `right`).
+
+    Args:
+        doubles, negatives: DOUBLES and NEGATIVES, in registers.
+
+    Returns:
+        fp32 MAGIC + n for rows g, g, g + 8, g + 8 and right-hand sides 2 t, 2 t + 1, 2 t, 2 t + 1; |n| below 2 ** 22.
+    """
+    if INTERPRETED:
+        WARPS: tl.constexpr = LANES // 32
+        place = tl.arange(0, 8)
+        code = tl.join(upper, lower)[:, :, None] >> (4 * place)[None, None, :]
+        value = code & 7
+        value = tl.where(value < 5, value, tl.where(value == 5, 6, 4 * value - 16))
+        value = tl.where(code & 8 != 0, -value, value).reshape(WARPS, 8, 4, 2, 8)
+        value = value.permute(0, 1, 3, 2, 4).reshape(WARPS, 16, 1, 32)
+        x = tl.where(place < 4, left[:, None], right[:, None]) << (24 - place % 4 * 8)[None, :]
+        n = tl.sum(value * (x >> 24).reshape(WARPS, 1, 8, 32), 3).reshape(WARPS, 8, 2, 4, 2)
+        n = n.permute(0, 1, 3, 2, 4).reshape(LANES, 2, 2).to(tl.float32) + MAGIC
+        even, odd = tl.split(n)
+        a, c = tl.split(even)
+        b, d = tl.split(odd)
+    else:
+        a, b, c, d = tl.inline_asm_elementwise(
+            _INTEGER_PRODUCT,
+            "=&r,=&r,=&r,=&r,r,r,r,r,r,r",
+            [upper, lower, left, right, doubles, negatives],
+            dtype=(tl.float32, tl.float32, tl.float32, tl.float32),
+            is_pure=True,
+            pack=1,
+        )
+    return a, b, c, d
+
+
+@triton.jit
+def from_two_on(value, LANES: tl.constexpr):
+    """Of fp32 [LANES], one a thread: the value of the thread two places on or back, within four."""
+    if INTERPRETED:
+        a, b = tl.split(value.reshape(LANES // 4, 2, 2).permute(0, 2, 1))
+        found = tl.join(b, a).permute(0, 2, 1).reshape(LANES)
+    else:
+        found = tl.inline_asm_elementwise(
+            "shfl.sync.bfly.b32 $0, $1, 2, 0x1f, 0xffffffff;",
+            "=r,r",
+            [value],
+            dtype=tl.float32,
+            is_pure=False,
+            pack=1,
+        )
+    return found
 
 
 @triton.jit

@@ -45,6 +45,18 @@ def to_e4m3(x):
 
 
 @triton.jit
+def reciprocal(x):
+    """1 / x of a positive fp32, as the hardware approximates it (1 ulp)."""
+    if INTERPRETED:
+        found = 1.0 / x
+    else:
+        found = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return found
+
+
+@triton.jit
 def side_by_side(left, right, TOKENS: tl.constexpr, COLUMNS: tl.constexpr):
     """Two [TOKENS, COLUMNS] tiles as one of twice the columns."""
     return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (TOKENS, 2 * COLUMNS))

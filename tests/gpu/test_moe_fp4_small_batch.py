@@ -73,7 +73,8 @@ def test_a_token_alone_has_the_bits_of_the_token_in_a_batch(layer: dict[str, Any
     from sm120_kernels.ops.moe_fp4_small_batch import plan
 
     call = layer | benchmark.tokens_of(64)
-    cut = plan(64, benchmark.HIDDEN, benchmark.INTERMEDIATE)
+    nvfp4 = call["w13_scale"].dtype == torch.float8_e4m3fn
+    cut = plan(64, benchmark.HIDDEN, benchmark.INTERMEDIATE, nvfp4=nvfp4)
     together = moe_fp4_small_batch(**call)
     for token in (0, 31, 63):
         one = {name: call[name][token : token + 1] for name in ("x", "topk_ids", "topk_weights")}

@@ -20,7 +20,7 @@ import triton.language as tl
 from sm120_kernels import serving
 from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import has_dependent_launch, require, require_device, sm_count
-from sm120_kernels.interpret import dot, side_by_side, to_bf16
+from sm120_kernels.interpret import dot, reciprocal, side_by_side, to_bf16
 
 STREAMS = 4
 HIDDEN = 4096
@@ -168,6 +168,21 @@ def _mixes(partial_ptr, scale, base, token, tokens, rms_eps, HIDDEN: tl.constexp
 
 
 @triton.jit
+def _sums(matrix, factors, before, eps, NEXT: tl.constexpr, STEP: tl.constexpr):
+    """The four rows of a matrix (NEXT 4, STEP 1) or its columns (1, 4), each summed with factors, and eps of what the
+    sum was before; and the reciprocals of the sums."""
+    sums = ()
+    inverses = ()
+    for i in tl.static_range(4):
+        left = matrix[i * NEXT] * factors[0] + matrix[i * NEXT + STEP] * factors[1]
+        right = matrix[i * NEXT + 2 * STEP] * factors[2] + eps * before[i]
+        total = left + (matrix[i * NEXT + 3 * STEP] * factors[3] + right)
+        sums = sums + (total,)
+        inverses = inverses + (reciprocal(total),)
+    return sums, inverses
+
+
+@triton.jit
 def _finish_kernel(
     partial_ptr,
     residual_ptr,
@@ -229,35 +244,16 @@ def _finish_kernel(
             a, b, c, d = tl.exp(row[0] - top), tl.exp(row[1] - top), tl.exp(row[2] - top), tl.exp(row[3] - top)
             factor = 1.0 / ((a + b) + (c + d))
             matrix = matrix + (a * factor + hc_eps, b * factor + hc_eps, c * factor + hc_eps, d * factor + hc_eps)
-        a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, q = matrix
-        for _ in range(2 * ITERATIONS - 1):
-            # Columns, then rows, columns, ...: every turn divides by the sums and transposes.
-            u = 1.0 / ((a + e) + (i + n) + hc_eps)
-            v = 1.0 / ((b + f) + (j + o) + hc_eps)
-            w = 1.0 / ((c + g) + (k + p) + hc_eps)
-            x = 1.0 / ((d + h) + (m + q) + hc_eps)
-            a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, q = (
-                a * u,
-                e * u,
-                i * u,
-                n * u,
-                b * v,
-                f * v,
-                j * v,
-                o * v,
-                c * w,
-                g * w,
-                k * w,
-                p * w,
-                d * x,
-                h * x,
-                m * x,
-                q * x,
-            )
-        # An odd number of turns leaves it transposed.
-        transposed = (a, e, i, n, b, f, j, o, c, g, k, p, d, h, m, q)
+        # What the iterations leave is matrix[i, j] / (rows[i] columns[j]): only these eight change.
+        one = tl.full([], 1.0, tl.float32)
+        rows = (one, one, one, one)
+        row_factors = rows
+        columns, column_factors = _sums(matrix, rows, rows, hc_eps, 1, 4)
+        for _ in range(ITERATIONS - 1):
+            rows, row_factors = _sums(matrix, column_factors, rows, hc_eps, 4, 1)
+            columns, column_factors = _sums(matrix, row_factors, columns, hc_eps, 1, 4)
         for place in tl.static_range(16):
-            tl.store(comb_ptr + token * 16 + place, transposed[place])
+            tl.store(comb_ptr + token * 16 + place, matrix[place] * row_factors[place // 4] * column_factors[place % 4])
 
 
 @dataclasses.dataclass(frozen=True)
