@@ -24,6 +24,7 @@ TOKENS = 20
 # What must hold.
 SETTLED_S, SERVICE_S = 15.0, 60.0
 OBSERVED_S = 600.0
+CUT_S = 20.0
 
 
 def ask(url: str, prompt: str, tokens: int = TOKENS) -> httpx.Response:
@@ -163,10 +164,50 @@ def test_a_cut_network_between_the_roles(served: Controller, answers: dict[str, 
     def cut() -> None:
         subprocess.run([*enter, "down"], check=True)
         # The address stays, the routes go with the link and come back with it.
-        threading.Timer(20, lambda: subprocess.run([*enter, "up"], check=True)).start()
+        threading.Timer(CUT_S, lambda: subprocess.run([*enter, "up"], check=True)).start()
 
     seen = observe(served.url, answers, cut)
-    note(f"network of {service} cut for 20 s", seen.words(), seen.service(), "what was in flight", STACK)
+    note(f"network of {service} cut for {CUT_S:.0f} s", seen.words(), seen.service(), "what was in flight", STACK)
+    settled(seen)
+
+
+def tcp_patience(controller: Controller, service: str, retries: int) -> None:
+    """How often the kernel sends again, ever more seldom, before it gives a connection up."""
+    order = f"echo {retries} > /proc/sys/net/ipv4/tcp_retries2"
+    subprocess.run(["nsenter", "-t", str(controller.pid(service)), "-n", "sh", "-c", order], check=True)
+
+
+def test_a_cut_that_outlasts_tcp_is_over_once_prefill_has_been_restarted(
+    served: Controller, answers: dict[str, str]
+) -> None:
+    """The kernel's own patience is a quarter of an hour; here it has as much as the gate, which is seconds."""
+    enter = ["nsenter", "-t", str(served.pid("prefill")), "-n", "ip", "link", "set", "eth0"]
+    up = threading.Timer(CUT_S, lambda: subprocess.run([*enter, "up"], check=True))
+
+    def cut() -> None:
+        subprocess.run([*enter, "down"], check=True)
+        up.start()
+
+    for service in ("prefill", "decode"):
+        tcp_patience(served, service, 5)
+    watcher = served.start("watch", "--json")
+    try:
+        seen = observe(served.url, answers, cut)
+    finally:
+        watcher.terminate()
+        output, _ = watcher.communicate(timeout=30)
+        up.join()
+        for service in ("prefill", "decode"):
+            tcp_patience(served, service, 15)
+    note(
+        f"network of prefill cut for {CUT_S:.0f} s, of which TCP waits for 13, with deploy watch",
+        seen.words(),
+        seen.service(),
+        "what was in flight",
+        STACK,
+    )
+    incidents = [json.loads(line) for line in output.splitlines()]
+    assert [(item["role"], item["remedy"]) for item in incidents] == [("prefill", "restart")], output
     settled(seen)
 
 
