@@ -177,40 +177,6 @@ def tcp_patience(controller: Controller, service: str, retries: int) -> None:
     subprocess.run(["nsenter", "-t", str(controller.pid(service)), "-n", "sh", "-c", order], check=True)
 
 
-def test_a_cut_that_outlasts_tcp_is_over_once_prefill_has_been_restarted(
-    served: Controller, answers: dict[str, str]
-) -> None:
-    """The kernel's own patience is a quarter of an hour; here it has as much as the gate, which is seconds."""
-    enter = ["nsenter", "-t", str(served.pid("prefill")), "-n", "ip", "link", "set", "eth0"]
-    up = threading.Timer(CUT_S, lambda: subprocess.run([*enter, "up"], check=True))
-
-    def cut() -> None:
-        subprocess.run([*enter, "down"], check=True)
-        up.start()
-
-    for service in ("prefill", "decode"):
-        tcp_patience(served, service, 5)
-    watcher = served.start("watch", "--json")
-    try:
-        seen = observe(served.url, answers, cut)
-    finally:
-        watcher.terminate()
-        output, _ = watcher.communicate(timeout=30)
-        up.join()
-        for service in ("prefill", "decode"):
-            tcp_patience(served, service, 15)
-    note(
-        f"network of prefill cut for {CUT_S:.0f} s, of which TCP waits for 13, with deploy watch",
-        seen.words(),
-        seen.service(),
-        "what was in flight",
-        STACK,
-    )
-    incidents = [json.loads(line) for line in output.splitlines()]
-    assert [(item["role"], item["remedy"]) for item in incidents] == [("prefill", "restart")], output
-    settled(seen)
-
-
 def barrier(controller: Controller) -> tuple[list[str], list[str]]:
     """Orders that block the KV cache on its way from prefill to decode, and that let it through again.
 
@@ -266,6 +232,30 @@ def test_blocked_ports_between_the_roles(served: Controller, answers: dict[str, 
     # Nobody is dead: TCP brings everything once it can. WAITING_TIMEOUT is the limit.
     assert {what for _, _, what in seen.answers} == {"200"}, seen.words()
     assert seen.slowest() < (20 + 2 * SETTLED_S) * SLOW, seen.words()
+
+
+def test_what_outlasts_tcp_is_over_once_prefill_has_been_restarted(served: Controller, answers: dict[str, str]) -> None:
+    """The kernel's own patience is a quarter of an hour; here it has 13 s."""
+    closing, opening = barrier(served)
+
+    def block() -> None:
+        subprocess.run(closing, check=True)
+        threading.Timer(CUT_S, lambda: subprocess.run(opening, check=True)).start()
+
+    tcp_patience(served, "prefill", 5)
+    watcher = served.start("watch", "--json")
+    try:
+        seen = observe(served.url, answers, block)
+    finally:
+        watcher.terminate()
+        output, _ = watcher.communicate(timeout=30)
+        tcp_patience(served, "prefill", 15)
+    what = f"ports of the KV transfer blocked for {CUT_S:.0f} s, of which TCP waits for 13, with deploy watch"
+    note(what, seen.words(), seen.service(), "what was in flight", STACK)
+    incidents = [json.loads(line) for line in output.splitlines()]
+    assert [(item["role"], item["remedy"]) for item in incidents] == [("prefill", "restart")], output
+    assert not [item for item in seen.answers if item[2] == "wrong answer"], seen.words()
+    assert seen.answers[-1][2] == "200", seen.words()
 
 
 SCHEDULER, SERVER = "sglang::scheduler", "engine_runtime.launch"
