@@ -4,10 +4,10 @@ from typing import Literal
 
 Profile = Literal["pd", "cpu", "replicas"]
 
-ROUTER = "router"
+PREFILL, DECODE, ROUTER = "prefill", "decode", "router"
 ENGINES: dict[Profile, tuple[str, ...]] = {
-    "pd": ("prefill", "decode"),
-    "cpu": ("prefill", "decode"),
+    "pd": (PREFILL, DECODE),
+    "cpu": (PREFILL, DECODE),
     "replicas": ("engine", "engine-2", "engine-3", "engine-4"),
 }
 """Services that run SGLang, in their order; of `replicas` the first so many that the spec asks for."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from deploy.errors import DeployError
-from deploy.spec.profiles import ROUTER
+from deploy.spec.profiles import DECODE, PREFILL, ROUTER
 from deploy.stack.client import Endpoint, stream
 from deploy.stack.compose import Stack
 from deploy.stack.counters import (
@@ -194,7 +194,7 @@ def _crossing_check(stack: Stack) -> Check:
             "the request did not cross from prefill to decode",
             "deploy logs prefill decode",
         )
-        return Work(("prefill", "decode"), gained.sent, _transport(stack))
+        return Work((PREFILL, DECODE), gained.sent, _transport(stack))
 
     return check
 
@@ -256,9 +256,9 @@ def _served(stack: Stack) -> dict[str, Served]:
 
 def _snapshot(stack: Stack) -> Snapshot:
     return Snapshot(
-        parse_counters(stack.metrics("prefill")),
-        parse_counters(stack.metrics("decode")),
-        bytes_sent(stack.metrics("prefill", NIXL_PORT)),
+        parse_counters(stack.metrics(PREFILL)),
+        parse_counters(stack.metrics(DECODE)),
+        bytes_sent(stack.metrics(PREFILL, NIXL_PORT)),
     )
 
 
@@ -268,7 +268,7 @@ def _transport(stack: Stack) -> str:
     Raises:
         NotAccepted: transport is p2p, and UCX chose something else, as it does in silence.
     """
-    prefill = next((state.container for state in stack.roles() if state.role == "prefill"), "")
+    prefill = next((state.container for state in stack.roles() if state.role == PREFILL), "")
     writes = remote_writes(stack.log(prefill))
     if stack.transport == "p2p" and not any("cuda_ipc" in write.transports for write in writes):
         raise NotAccepted(

@@ -15,6 +15,7 @@ _SERVED = {
     "sglang:prompt_tokens_total": "prompt",
     "sglang:generation_tokens_total": "answer",
 }
+_LOST_TRANSFERS = "sglang:num_transfer_failed_reqs_total"
 _QUEUES = ("grammar", "paused", "retracted")
 _WORKER_HEALTH = "smg_worker_health"
 
@@ -105,6 +106,16 @@ def parse_load(text: str) -> Load:
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not the load of an engine: {error!r}") from error
     return Load(requests, used)
+
+
+def parse_lost_transfers(text: str) -> float:
+    """Read an engine's `/metrics` page (SGLang 0.5.23) for the requests whose KV cache was lost between the roles.
+
+    Raises:
+        ValueError: the text is not in Prometheus' format.
+    """
+    families = text_string_to_metric_families(text)
+    return sum(sample.value for family in families for sample in family.samples if sample.name == _LOST_TRANSFERS)
 
 
 def healthy_workers(text: str) -> int:

@@ -5,8 +5,10 @@ that never gets well, tell the router, and keep what was logged around it.
 """
 
 import json
+import math
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -18,10 +20,11 @@ from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException
 
 from deploy.errors import DeployError
-from deploy.spec.profiles import ALL_ENGINES, ROUTER
+from deploy.spec.profiles import ALL_ENGINES, DECODE, PREFILL, ROUTER
 from deploy.stack import change, gate, journal
+from deploy.stack.client import RequestFailed, endpoint, stream
 from deploy.stack.compose import RoleState, Stack, running_stack, words
-from deploy.stack.counters import parse_load
+from deploy.stack.counters import parse_load, parse_lost_transfers
 from deploy.stack.events import Report
 from deploy.stack.exposition import write_roles
 from deploy.stack.state import LockHeld, State, write
@@ -41,6 +44,10 @@ UNROUTED_S = 60.0
 SILENT_S = 30.0
 ENDED_S = 30.0
 LEAK_S = 120.0
+# A prefill whose KV cache does not reach decode although both are well. NIXL 1.5.1 never opens a connection again that
+# TCP has given up.
+UNDELIVERED_S = 10.0
+QUESTION_S = 5.0
 KEPT_INCIDENTS = 50
 ROLE_LOG_LINES, OTHER_LOG_LINES = 2000, 200
 
@@ -53,6 +60,7 @@ class Seen:
         routed: the router sends it requests; None if that is not known or not wanted.
         answers: an engine that the router does not use, our own probe; the router, its gate. None if nobody asked.
         hanging: an engine that shows the gate no sign of life.
+        delivers: prefill, whether its KV cache reached decode for a question of ours. None if nobody asked.
         requests: it has in work; None if it does not say.
         used_tokens: of its KV pool.
     """
@@ -65,6 +73,7 @@ class Seen:
     routed: bool | None = None
     answers: bool | None = None
     hanging: bool = False
+    delivers: bool | None = None
     requests: int | None = None
     used_tokens: int = 0
 
@@ -88,12 +97,14 @@ class Memory:
         ends: when a role died or was restarted for being stuck.
         since: since when a condition holds, by role and condition.
         given_up: containers that were stopped.
+        lost_transfers: that decode had counted when last there was no doubt.
     """
 
     restarts: dict[str, int] = field(default_factory=dict[str, int])
     ends: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     since: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     given_up: set[str] = field(default_factory=set[str])
+    lost_transfers: float = math.inf
 
 
 def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
@@ -115,6 +126,8 @@ def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
         stuck = role.status == "running" and role.health == "unhealthy" and not (role.role == ROUTER and role.answers)
         stuck = _lasts(memory, role.role, "hanging", hanging, now, HANGING_S) or stuck
         stuck = _lasts(memory, role.role, "silent", silent, now, SILENT_S) or stuck
+        undelivered = serving and role.delivers is False
+        stuck = _lasts(memory, role.role, "undelivered", undelivered, now, UNDELIVERED_S) or stuck
         # Docker starts nothing that has ended when it comes back after having been killed.
         over = role.status == "exited" and role.container not in memory.given_up
         ended = _lasts(memory, role.role, "ended", over, now, ENDED_S)
@@ -127,7 +140,10 @@ def judge(memory: Memory, seen: Iterable[Seen], now: float) -> list[Incident]:
                 Incident(role.role, "stopped", f"it ended or stuck {len(ends)} times in {minutes:.0f} minutes", "stop")
             )
         elif stuck:
-            what = "it does not answer" if silent or hanging else "its health check fails"
+            if undelivered:
+                what = "its KV cache does not reach decode"
+            else:
+                what = "it does not answer" if silent or hanging else "its health check fails"
             found.append(Incident(role.role, "stuck", what, "restart"))
         elif ended:
             found.append(Incident(role.role, "left", "it has ended and nobody has started it again", "start"))
@@ -183,7 +199,7 @@ def watch(
                 stack = running_stack(root, state.environment)
                 with _tolerant(trouble):
                     write_roles(state, stack.roles(), datetime.now(UTC))
-                for incident in judge(memory, look(stack), time.monotonic()):
+                for incident in judge(memory, look(stack, memory), time.monotonic()):
                     with _tolerant(trouble):
                         told(incident, record(stack, state, incident))
                     _remedy(stack, incident)
@@ -206,26 +222,28 @@ def _tolerant(trouble: Callable[[Exception], None]) -> Generator[None]:
         trouble(error)
 
 
-def look(stack: Stack) -> list[Seen]:
+def look(stack: Stack, memory: Memory) -> list[Seen]:
     """Look at every container; what cannot be asked is left out."""
     states = stack.roles()
     try:
         view = gate.view(stack)
     except DeployError:
         view = None
-    return [_seen(stack, state, view) for state in states]
+    return [_seen(stack, state, view, memory) for state in states]
 
 
-def _seen(stack: Stack, state: RoleState, view: gate.View | None) -> Seen:
+def _seen(stack: Stack, state: RoleState, view: gate.View | None, memory: Memory) -> Seen:
     routed: bool | None = None
     answers = view is not None if state.role == ROUTER else None
     hanging = view is not None and state.role in view.hanging
-    requests, used = None, 0
+    delivers, requests, used = None, None, 0
     if state.role in ALL_ENGINES and state.serving and not hanging:
         # The router gives an engine up that compiles, and takes it back by itself.
         if view and not view.replacing and state.role not in view.drained | view.compiling:
             routed = state.role in view.routed
             answers = routed or stack.probe(state)
+            if state.role == PREFILL and {PREFILL, DECODE} <= view.routed - view.hanging:
+                delivers = _delivers(stack, memory)
         try:
             load = parse_load(stack.metrics(state.role, path="/v1/loads"))
             requests, used = load.requests, load.used_tokens
@@ -240,9 +258,28 @@ def _seen(stack: Stack, state: RoleState, view: gate.View | None) -> Seen:
         routed,
         answers,
         hanging,
+        delivers,
         requests,
         used,
     )
+
+
+def _delivers(stack: Stack, memory: Memory) -> bool | None:
+    """Ask a question where decode has counted transfers that failed; None without a reason, or if that was not why."""
+    try:
+        lost = parse_lost_transfers(stack.metrics(DECODE))
+        memory.lost_transfers = min(memory.lost_transfers, lost)
+        if lost == memory.lost_transfers:
+            return None
+        try:
+            for _ in stream(endpoint(stack.config()), uuid.uuid4().hex, max_tokens=1, silence_s=QUESTION_S):
+                pass
+        except RequestFailed:
+            return False if parse_lost_transfers(stack.metrics(DECODE)) > lost else None
+    except (DeployError, ValueError):
+        return None
+    memory.lost_transfers = lost
+    return True
 
 
 def _remedy(stack: Stack, incident: Incident) -> None:

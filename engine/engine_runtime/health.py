@@ -26,7 +26,7 @@ def check(
     expected_gpus: int,
     fetch: Callable[[str], int],
     count_gpus: Callable[[], int],
-    compiles: Callable[[], bool] = lambda: False,
+    compiles: Callable[[], bool],
 ) -> str | None:
     """What is wrong with this container, or None.
 

@@ -24,6 +24,7 @@ TOKENS = 20
 # What must hold.
 SETTLED_S, SERVICE_S = 15.0, 60.0
 OBSERVED_S = 600.0
+CUT_S = 20.0
 
 
 def ask(url: str, prompt: str, tokens: int = TOKENS) -> httpx.Response:
@@ -163,11 +164,17 @@ def test_a_cut_network_between_the_roles(served: Controller, answers: dict[str, 
     def cut() -> None:
         subprocess.run([*enter, "down"], check=True)
         # The address stays, the routes go with the link and come back with it.
-        threading.Timer(20, lambda: subprocess.run([*enter, "up"], check=True)).start()
+        threading.Timer(CUT_S, lambda: subprocess.run([*enter, "up"], check=True)).start()
 
     seen = observe(served.url, answers, cut)
-    note(f"network of {service} cut for 20 s", seen.words(), seen.service(), "what was in flight", STACK)
+    note(f"network of {service} cut for {CUT_S:.0f} s", seen.words(), seen.service(), "what was in flight", STACK)
     settled(seen)
+
+
+def tcp_patience(controller: Controller, service: str, retries: int) -> None:
+    """How often the kernel sends again, ever more seldom, before it gives a connection up."""
+    order = f"echo {retries} > /proc/sys/net/ipv4/tcp_retries2"
+    subprocess.run(["nsenter", "-t", str(controller.pid(service)), "-n", "sh", "-c", order], check=True)
 
 
 def barrier(controller: Controller) -> tuple[list[str], list[str]]:
@@ -225,6 +232,30 @@ def test_blocked_ports_between_the_roles(served: Controller, answers: dict[str, 
     # Nobody is dead: TCP brings everything once it can. WAITING_TIMEOUT is the limit.
     assert {what for _, _, what in seen.answers} == {"200"}, seen.words()
     assert seen.slowest() < (20 + 2 * SETTLED_S) * SLOW, seen.words()
+
+
+def test_what_outlasts_tcp_is_over_once_prefill_has_been_restarted(served: Controller, answers: dict[str, str]) -> None:
+    """The kernel's own patience is a quarter of an hour; here it has 13 s."""
+    closing, opening = barrier(served)
+
+    def block() -> None:
+        subprocess.run(closing, check=True)
+        threading.Timer(CUT_S, lambda: subprocess.run(opening, check=True)).start()
+
+    tcp_patience(served, "prefill", 5)
+    watcher = served.start("watch", "--json")
+    try:
+        seen = observe(served.url, answers, block)
+    finally:
+        watcher.terminate()
+        output, _ = watcher.communicate(timeout=30)
+        tcp_patience(served, "prefill", 15)
+    what = f"ports of the KV transfer blocked for {CUT_S:.0f} s, of which TCP waits for 13, with deploy watch"
+    note(what, seen.words(), seen.service(), "what was in flight", STACK)
+    incidents = [json.loads(line) for line in output.splitlines()]
+    assert [(item["role"], item["remedy"]) for item in incidents] == [("prefill", "restart")], output
+    assert not [item for item in seen.answers if item[2] == "wrong answer"], seen.words()
+    assert seen.answers[-1][2] == "200", seen.words()
 
 
 SCHEDULER, SERVER = "sglang::scheduler", "engine_runtime.launch"

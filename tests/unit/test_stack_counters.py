@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.stack.counters import Served, healthy_workers, parse_served, serving
+from deploy.stack.counters import Served, healthy_workers, parse_lost_transfers, parse_served, serving
 
 PAGE = """\
 # TYPE sglang:num_requests_total counter
@@ -30,6 +30,13 @@ smg_worker_pool_size{worker_type="regular"} 2
 def test_what_an_engine_finished_is_read_without_its_health_probes() -> None:
     assert parse_served(PAGE) == Served(3, 310, 48)
     assert parse_served("") == Served()
+
+
+@given(st.lists(st.integers(0, 99), max_size=4))
+def test_lost_transfers_are_summed_over_the_ranks(ranks: list[int]) -> None:
+    name = "sglang:num_transfer_failed_reqs_total"
+    lines = [f'{name}{{tp_rank="{rank}"}} {lost}.0' for rank, lost in enumerate(ranks)]
+    assert parse_lost_transfers("\n".join([f"# TYPE {name} counter", *lines, PAGE])) == sum(ranks)
 
 
 def test_only_engines_that_the_router_calls_healthy_count() -> None:

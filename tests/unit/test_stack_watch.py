@@ -10,6 +10,7 @@ from deploy.stack.watch import (
     LOOP,
     LOOP_WINDOW_S,
     SILENT_S,
+    UNDELIVERED_S,
     UNROUTED_S,
     Memory,
     Seen,
@@ -79,6 +80,15 @@ def test_an_engine_that_shows_the_gate_no_life_is_restarted_sooner_and_not_while
     assert kinds(memory, seen, HANGING_S - 1) == []
     assert kinds(memory, seen, HANGING_S) == ["stuck: restart"]
     assert [kinds(memory, replace(seen, health="starting"), 10.0 * look) for look in range(2, 30)] == [[]] * 28
+
+
+def test_a_prefill_whose_cache_does_not_arrive_is_restarted_and_not_while_nobody_knows() -> None:
+    memory, seen = Memory(), replace(WELL, role="prefill", delivers=False)
+    assert kinds(memory, seen, 0) == []
+    assert kinds(memory, replace(seen, delivers=None), UNDELIVERED_S / 2) == []
+    assert kinds(memory, seen, UNDELIVERED_S) == []
+    assert kinds(memory, seen, 2 * UNDELIVERED_S) == ["stuck: restart"]
+    assert kinds(memory, replace(seen, delivers=True), 2 * UNDELIVERED_S + 5) == []
 
 
 def test_a_router_that_lacks_its_engines_is_not_the_one_to_restart() -> None:
