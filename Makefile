@@ -13,6 +13,8 @@ help:  ## show this list
 
 # Debian and Ubuntu ship Python without the part that `venv` needs.
 $(UV): requirements-uv.txt
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "error: there is no program $(PYTHON); as root: apt-get install python3, or name another: make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
 	  echo "Python has no venv: installing python3-venv with apt-get"; \

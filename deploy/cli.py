@@ -216,11 +216,12 @@ def down_verb(
     if everything and docker_engine.was_started_by_hand(folder):
         # The machine was restarted since: what is to be removed lies in an engine that does not run.
         docker_engine.ensure(folder, may_install=False, say=_say)
-    if everything and not probe.docker_facts().server and not folder.environment.exists():
+    facts = probe.docker_facts()
+    if everything and not facts.server and not facts.forbidden and not folder.environment.exists():
         _say("no Docker engine answers, and nothing was started from here: only files are removed")
         removed = []
     else:
-        require_docker(probe.docker_facts(), cdi=False)
+        require_docker(facts, cdi=False)
         with render.steps(err) as report, step("stop", report) as running:
             running.progress("requests in flight may finish")
             removed = down(running_stack(ROOT, folder.environment), folder, keep_volumes=keep_cache)

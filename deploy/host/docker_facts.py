@@ -11,6 +11,8 @@ from deploy.host.parsers.docker import parse_docker_info, parse_version
 MINIMUM_ENGINE = (25, 0)
 MINIMUM_COMPOSE = (2, 24, 4)
 INSTALL = "make docker"
+JOIN_GROUP = "sudo usermod -aG docker $USER"
+"""For a user who may not talk to the engine; counts from the next login on."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,16 @@ class DockerFacts:
     root: Path | None = None
     cdi_folders: tuple[Path, ...] = ()
 
+    @property
+    def forbidden(self) -> bool:
+        """Is there an engine that this user may not talk to?"""
+        return self.server is None and forbids(self.failure)
+
+
+def forbids(failure: str) -> bool:
+    """Do the client's words say that this user may not talk to the engine? It may run all the same."""
+    return "permission denied while trying to connect" in failure.lower()
+
 
 def parse_info(stdout: str, stderr: str = "") -> DockerFacts:
     """Read the output of `docker info --format '{{json .}}'`; garbage reads as an engine that does not answer."""
@@ -50,6 +62,15 @@ def parse_info(stdout: str, stderr: str = "") -> DockerFacts:
     )
 
 
+def forbidden(facts: DockerFacts) -> HostError:
+    """The error for a user who may not talk to the engine: to install or start one would not help."""
+    return HostError(
+        "this user may not talk to Docker",
+        facts.failure,
+        f"with sudo, or join its group and log in again: {JOIN_GROUP}",
+    )
+
+
 def require_docker(facts: DockerFacts, *, cdi: bool) -> None:
     """Check that this Docker can run the compose files.
 
@@ -61,6 +82,8 @@ def require_docker(facts: DockerFacts, *, cdi: bool) -> None:
     """
     if facts.client is None:
         raise HostError("Docker is not installed", "there is no `docker` command on the PATH", INSTALL)
+    if facts.forbidden:
+        raise forbidden(facts)
     if facts.server is None:
         raise HostError("no Docker engine answers", facts.failure or "the engine is not running", INSTALL)
     if parse_version(facts.server) < MINIMUM_ENGINE:

@@ -321,7 +321,7 @@ def load(text: str, source: str = FILE_NAME) -> Lock:
     Raises:
         DeployError: it is not TOML, or not a lock that this version understands.
     """
-    document = parse(text)
+    document = parse(text, source)
     try:
         return Lock.model_validate(document)
     except ValidationError as error:

@@ -13,7 +13,7 @@ import psutil
 
 from deploy.host import probe
 from deploy.host.apt import INDEX_FORMAT, MANUAL, Installation, installation, os_release
-from deploy.host.docker_facts import DockerFacts
+from deploy.host.docker_facts import DockerFacts, forbidden
 from deploy.host.errors import HostError
 from deploy.stack.state import State, write
 
@@ -37,11 +37,13 @@ def ensure(state: State, *, may_install: bool, say: Say) -> bool:
         True if the engine was started here, False if it answered already.
 
     Raises:
-        HostError: no engine, and it may or can not be installed or started.
+        HostError: no engine, and it may or can not be installed or started; or this user may not talk to it.
     """
     facts = probe.docker_facts()
     if facts.server:
         return False
+    if facts.forbidden:
+        raise forbidden(facts)
     if not _daemon() or not facts.client:
         _install(state, facts, may_install, say)
     if probe.docker_facts().server:

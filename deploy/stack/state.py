@@ -130,9 +130,13 @@ class State:
 
         Raises:
             LockHeld: names the verb and process id that hold it.
-            NoStateFolder: other things lie in the folder; its `current` or `secrets` would be taken for ours.
+            NoStateFolder: it is no folder, or other things lie in it; its `current` or `secrets` would be taken for
+                ours.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise _no_state_folder(self.folder, "it, or what it should lie in, is a file or a dangling link") from error
         held = self.folder / "lock"
         if not held.exists():
             self._require_own()
@@ -152,11 +156,14 @@ class State:
     def _require_own(self) -> None:
         foreign = sorted(path.name for path in self.folder.iterdir() if path.name not in OWN and path.name[0] != ".")
         if foreign:
-            raise NoStateFolder(
-                f"{self.folder} is no state folder",
-                f"it holds {', '.join(foreign[:3])}{' and more' if foreign[3:] else ''}",
-                "name an empty or a new folder: --state FOLDER, or DEPLOY_STATE",
+            raise _no_state_folder(
+                self.folder, f"it holds {', '.join(foreign[:3])}{' and more' if foreign[3:] else ''}"
             )
+
+
+def _no_state_folder(folder: Path, why: str) -> NoStateFolder:
+    fix = "name an empty or a new folder: --state FOLDER, or DEPLOY_STATE"
+    return NoStateFolder(f"{folder} is no state folder", why, fix)
 
 
 def _holder(file: Path) -> tuple[str, int] | None:

@@ -27,7 +27,7 @@ from deploy.stack.compose import RoleState, Stack, running_stack, words
 from deploy.stack.counters import parse_load, parse_lost_transfers
 from deploy.stack.events import Report
 from deploy.stack.exposition import write_roles
-from deploy.stack.state import LockHeld, State, write
+from deploy.stack.state import LockHeld, NoStateFolder, State, write
 
 Kind = Literal["died", "stuck", "unrouted", "leaks", "stopped", "left"]
 Remedy = Literal["none", "restart", "replace router", "stop", "start"]
@@ -189,6 +189,10 @@ def watch(
         told: called with each incident and the folder of its record.
         trouble: called with what kept a look from being finished, such as a Docker engine that is away; the next look
             comes all the same.
+
+    Raises:
+        NoStateFolder: the state folder is somebody else's.
+        DeployError, DockerException, OSError: the one look of `once` could not be finished.
     """
     memory = Memory()
     while True:
@@ -206,7 +210,12 @@ def watch(
         except LockHeld:
             # Another command is changing the stack: whatever is so now is its doing.
             pass
+        except NoStateFolder:
+            # A wrong name on the command line: no later look would find it otherwise.
+            raise
         except (DeployError, DockerException, OSError) as error:
+            if once:
+                raise
             trouble(error)
         if once:
             return

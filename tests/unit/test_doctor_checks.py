@@ -217,7 +217,9 @@ CASES = [
     Case("docker.answers", lambda: host(EIGHT_GPUS).answering("docker info", end="slow"), E),
     Case(
         "docker.answers",
-        lambda: host(EIGHT_GPUS).answering("docker info", '{"ServerErrors": ["permission denied"]}'),
+        lambda: host(EIGHT_GPUS).answering(
+            "docker info", '{"ServerErrors": ["permission denied while trying to connect to the Docker daemon socket"]}'
+        ),
         E,
         "usermod -aG docker",
     ),

@@ -56,6 +56,10 @@ def test_a_good_docker_passes() -> None:
     [
         (DockerFacts(), "not installed"),
         (DockerFacts("28.2.2", failure="Cannot connect"), "no Docker engine answers"),
+        (
+            DockerFacts("28.2.2", failure="permission denied while trying to connect to the Docker daemon socket"),
+            "this user may not talk to Docker",
+        ),
         (DockerFacts("20.10.24", "20.10.24"), "20.10.24 is too old"),
         (DockerFacts("27.0", "27.0"), "docker compose is missing"),
         (DockerFacts("27.0", "27.0", compose="v2.21.0"), "docker compose v2.21.0 is too old"),

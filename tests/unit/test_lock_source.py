@@ -44,3 +44,10 @@ def test_a_file_that_is_no_lock_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"\xff\xd8")
     with pytest.raises(DeployError, match="picture"):
         named_lock(tmp_path, str(tmp_path / "picture.png"))
+
+
+def test_of_a_file_that_is_no_toml_the_repositorys_own_lock_is_not_blamed(tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text("a = 1\0\n")
+    with pytest.raises(DeployError, match=r"other\.toml does not parse") as caught:
+        named_lock(tmp_path, str(tmp_path / "other.toml"))
+    assert "git checkout" not in caught.value.fix

@@ -67,6 +67,17 @@ def test_an_engine_is_started_with_cdi_once_and_stopped_again(machine: Machine) 
     assert machine.stop() is False
 
 
+def test_for_a_user_who_may_not_talk_to_the_engine_no_second_one_is_started(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = DockerFacts("28.2.2", failure="permission denied while trying to connect to the Docker daemon socket")
+    monkeypatch.setattr(probe, "docker_facts", lambda: refused)
+    with pytest.raises(HostError, match="may not talk") as caught:
+        machine.ensure()
+    assert "usermod" in (caught.value.fix or "")
+    assert not machine.said and not machine.state.engine.exists()
+
+
 def test_a_configuration_that_is_there_is_left_to_the_engine(machine: Machine) -> None:
     docker_engine.OWN_CONFIGURATION.write_text("{}")
     machine.ensure()

@@ -120,6 +120,19 @@ def test_a_folder_with_other_things_in_it_is_no_state_folder(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "current"]
 
 
+@pytest.mark.parametrize("inside", ["", "deeper"])
+def test_a_file_or_a_dangling_link_in_place_of_the_state_folder_is_named_and_left_alone(
+    tmp_path: Path, inside: str
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(NoStateFolder, match="no state folder"), State(tmp_path / name / inside).lock("down"):
+            pass
+    assert (tmp_path / "file").read_text() == "mine"
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_a_folder_that_a_command_cut_off_has_left_is_still_a_state_folder(tmp_path: Path) -> None:
     for name in ("model", "docker", ".current", "models.json"):
         (tmp_path / name).touch()

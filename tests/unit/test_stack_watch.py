@@ -1,8 +1,11 @@
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.stack.state import NoStateFolder, State
 from deploy.stack.watch import (
     ENDED_S,
     HANGING_S,
@@ -15,6 +18,7 @@ from deploy.stack.watch import (
     Memory,
     Seen,
     judge,
+    watch,
 )
 
 WELL = Seen("decode", "running", "healthy", 0, "c1", routed=True, requests=0)
@@ -22,6 +26,10 @@ WELL = Seen("decode", "running", "healthy", 0, "c1", routed=True, requests=0)
 
 def kinds(memory: Memory, seen: Seen, now: float) -> list[str]:
     return [f"{incident.kind}: {incident.remedy}" for incident in judge(memory, [seen], now)]
+
+
+def unheard(*said: object) -> None:
+    pytest.fail(f"this should not have been said: {said}")
 
 
 def test_a_stack_that_is_well_causes_nothing() -> None:
@@ -119,3 +127,22 @@ def test_an_idle_engine_that_keeps_cache_in_use_leaks_and_a_busy_one_does_not() 
     assert kinds(memory, idle, 1000) == []
     assert kinds(memory, idle, 1000 + LEAK_S) == ["leaks: none"]
     assert kinds(memory, WELL, 1005 + LEAK_S) == []
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_file_in_place_of_the_state_folder_ends_the_watch(tmp_path: Path, once: bool) -> None:
+    """It would find the same at every later look, and never watch."""
+    (tmp_path / "file").touch()
+    with pytest.raises(NoStateFolder):
+        watch(tmp_path, State(tmp_path / "file"), 1, unheard, unheard, unheard, once)
+
+
+def test_the_one_look_of_a_timer_that_could_not_be_finished_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(State, "lock", full)
+    with pytest.raises(OSError, match="No space"):
+        watch(tmp_path, State(tmp_path), 1, unheard, unheard, unheard, once=True)

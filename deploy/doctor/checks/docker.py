@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from deploy.doctor.check import check
 from deploy.doctor.checks.common import wants_gpus
 from deploy.doctor.finding import Needs, Problem, error, note, warning
-from deploy.host.docker_facts import INSTALL, MINIMUM_COMPOSE, MINIMUM_ENGINE
+from deploy.host.docker_facts import INSTALL, JOIN_GROUP, MINIMUM_COMPOSE, MINIMUM_ENGINE, forbids
 from deploy.host.parsers.docker import parse_version
 from deploy.host.report import HostReport
 from deploy.spec.model import CDI_KIND
@@ -25,12 +25,12 @@ def answers(report: HostReport, needs: Needs) -> Iterator[Problem]:
         yield error("Docker is not installed", "every role runs in a container", "", INSTALL)
     elif docker.server is None:
         said = docker.error or "no reason given"
-        if "permission denied" in said.lower():
+        if forbids(said):
             yield error(
                 f"this user may not talk to Docker: {said}",
                 "every command of deploy does",
                 "join the group and log in again (members of it can become root)",
-                "sudo usermod -aG docker $USER",
+                JOIN_GROUP,
             )
         else:
             yield error(f"no Docker Engine answers: {said}", "every role runs in a container", "", INSTALL)
