@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 import ssl
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 
 from loadtest.errors import BenchError
+
+LARGEST_BODY = 16 * 2**20
+LONGEST_BODY_S = 120.0
+
+
+class _Bounded(httpx.SyncByteStream):
+    """A body that ends with an error where it is too long, in bytes or in seconds."""
+
+    def __init__(self, stream: httpx.SyncByteStream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        size, deadline = 0, time.monotonic() + LONGEST_BODY_S
+        for piece in self._stream:
+            size += len(piece)
+            if size > LARGEST_BODY:
+                raise httpx.ReadError(f"the answer is longer than {LARGEST_BODY // 2**20} MiB")
+            if time.monotonic() > deadline:
+                raise httpx.ReadError(f"the answer did not end within {LONGEST_BODY_S:.0f} s")
+            yield piece
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def bound(response: httpx.Response) -> None:
+    """Let no body fill the memory or last for ever: a response hook for httpx, whose own limit is for a silence."""
+    if isinstance(response.stream, httpx.SyncByteStream):
+        response.stream = _Bounded(response.stream)
 
 
 class Api:
@@ -36,7 +67,9 @@ class Api:
                 "it would be in every report of this run",
                 "name a file that holds the API key: --api-key-file FILE",
             )
-        self._client = httpx.Client(headers=headers, verify=verify, timeout=timeout, trust_env=False)
+        self._client = httpx.Client(
+            headers=headers, verify=verify, timeout=timeout, trust_env=False, event_hooks={"response": [bound]}
+        )
 
     def close(self) -> None:
         self._client.close()

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.api import bound
 from loadtest.plain import mapping
 
 # name -> (SGLang's metric, how to join its label sets), from sglang/srt/observability/metrics_collector.py (0.5.23).
@@ -144,7 +145,9 @@ class Watcher:
     gpus: list[GpuSample] = field(default_factory=list[GpuSample])
 
     def __post_init__(self) -> None:
-        self._client = httpx.Client(timeout=5.0, trust_env=False, headers=dict(self.headers))
+        self._client = httpx.Client(
+            timeout=5.0, trust_env=False, headers=dict(self.headers), event_hooks={"response": [bound]}
+        )
         self._known: dict[str, set[str]] = {name: {name} if name else set() for name in self.pages}
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -191,7 +194,8 @@ class Watcher:
 def engine_identity(url: str, timeout: float = 20.0) -> dict[str, Any] | None:
     """`/server_info` of an engine, reduced to what identifies it; None when it does not answer."""
     try:
-        response = httpx.get(url.rstrip("/") + "/server_info", timeout=timeout, trust_env=False)
+        with httpx.Client(timeout=timeout, trust_env=False, event_hooks={"response": [bound]}) as client:
+            response = client.get(url.rstrip("/") + "/server_info")
         response.raise_for_status()
         info: Any = response.json()
     except (httpx.HTTPError, ValueError):
