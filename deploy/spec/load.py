@@ -27,8 +27,11 @@ class Problem:
     fix: str
 
 
+LARGEST_BYTES = 1 << 20
+
+
 class NoSpec(DeployError):
-    """The file that the command line names is not there."""
+    """What the command line names is not there, or is no text."""
 
     exit_code = 2
 
@@ -76,9 +79,11 @@ def load(file: FilePath, profile: Profile | None = None) -> SpecFile:
 
     Raises:
         SpecError: the file is not TOML, or some of its keys or values cannot be used.
-        DeployError: the file cannot be read.
+        NoSpec: the file cannot be read.
     """
     try:
+        if (size := file.stat().st_size) > LARGEST_BYTES:
+            raise NoSpec(f"{file} is no deploy.toml", f"it has {size:,} bytes", "name another: --spec FILE")
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise NoSpec(
@@ -87,7 +92,7 @@ def load(file: FilePath, profile: Profile | None = None) -> SpecFile:
             "name another: --spec FILE; deploy init makes one",
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise DeployError(f"{file} cannot be read", str(error), "make it a readable UTF-8 text file") from error
+        raise NoSpec(f"{file} cannot be read", str(error), "make it a readable UTF-8 text file") from error
     return parse(text, file, profile)
 
 

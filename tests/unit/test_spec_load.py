@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.spec.load import Problem, SpecError, SpecFile, load, parse
+from deploy.spec.load import LARGEST_BYTES, NoSpec, Problem, SpecError, SpecFile, load, parse
 from deploy.spec.model import Spec
 from deploy.spec.positions import positions
 
@@ -258,3 +258,13 @@ def test_the_mark_that_some_editors_begin_a_file_with_is_none_of_it() -> None:
 def test_thousands_of_brackets_are_refused() -> None:
     with pytest.raises(SpecError, match="thousands deep"):
         parse("a=" + "[" * 20_000, FILE)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"#" * (LARGEST_BYTES + 1)])
+def test_what_is_no_text_or_far_too_long_is_a_wrong_command_line(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "deploy.toml"
+    file.write_bytes(content)
+    for path in (file, tmp_path):
+        with pytest.raises(NoSpec) as error:
+            load(path)
+        assert error.value.exit_code == 2
