@@ -22,7 +22,7 @@ class Endless(BaseHTTPRequestHandler):
             while not threading.Event().wait(pause):
                 self.wfile.write(piece)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 
