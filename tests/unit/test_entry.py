@@ -91,7 +91,7 @@ def test_a_client_of_docker_that_answers_nonsense_is_named(tmp_path: Path) -> No
 
 def test_a_place_that_cannot_be_used_is_named_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refused(deploy("generations", "prune", "--state", str(tmp_path / "file/state")), 1, "file/state", "another place")
+    refused(deploy("generations", "prune", "--state", str(tmp_path / "file/state")), 2, "file/state", "new folder")
 
 
 def test_an_interruption_while_the_verbs_load_ends_without_a_traceback() -> None:
