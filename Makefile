@@ -109,7 +109,7 @@ test-faults-quick: .venv/.synced
 	.venv/bin/pytest -m "not long and not soak" tests/faults
 
 .PHONY: test-faults
-test-faults: .venv/.synced  ## all fault tests, about half an hour, and their table docs/faults.md; needs a running Docker engine
+test-faults: .venv/.synced  ## all fault tests, three quarters of an hour, and their table docs/faults.md; needs a running Docker engine
 	$(DEPLOY) build
 	.venv/bin/pytest -m "not soak" tests/faults; code=$$?; .venv/bin/python tests/faults/table.py; exit $$code
 
