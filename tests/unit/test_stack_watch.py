@@ -1,10 +1,14 @@
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.stack import watch as module
+from deploy.stack.client import RequestFailed
 from deploy.stack.state import NoStateFolder, State
 from deploy.stack.watch import (
     ENDED_S,
@@ -146,3 +150,43 @@ def test_the_one_look_of_a_timer_that_could_not_be_finished_fails(
     monkeypatch.setattr(State, "lock", full)
     with pytest.raises(OSError, match="No space"):
         watch(tmp_path, State(tmp_path), 1, unheard, unheard, unheard, once=True)
+
+
+class Losing:
+    """A stack whose decode has counted so many lost transfers, one more with each look."""
+
+    def __init__(self, *lost: int) -> None:
+        self.lost = list(lost)
+
+    def metrics(self, role: str) -> str:
+        return f"sglang:num_transfer_failed_reqs_total {self.lost.pop(0)}.0\n"
+
+    def config(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("lost", "answered", "delivers", "left"),
+    [
+        ((3,), None, None, 3),
+        ((4,), True, True, 4),
+        ((4, 5), False, False, 3),
+        ((4, 4), False, None, 3),
+        # Decode was started again and counts from nothing.
+        ((0,), None, None, 0),
+    ],
+)
+def test_a_question_is_asked_only_after_a_lost_transfer_and_only_another_lost_one_tells(
+    monkeypatch: pytest.MonkeyPatch, lost: tuple[int, ...], answered: bool | None, delivers: bool | None, left: int
+) -> None:
+    def stream(*_: object, **__: object) -> Iterator[str]:
+        assert answered is not None, "there was nothing to ask"
+        if not answered:
+            raise RequestFailed("no answer", "", "")
+        yield "word"
+
+    monkeypatch.setattr(module, "stream", stream)
+    monkeypatch.setattr(module, "endpoint", lambda config: None)  # type: ignore[misc]
+    memory = Memory(lost_transfers=3)
+    assert module._delivers(cast("Any", Losing(*lost)), memory) is delivers  # pyright: ignore[reportPrivateUsage]
+    assert memory.lost_transfers == left
