@@ -32,14 +32,16 @@ def test_a_setting_that_was_planted_to_be_slow_is_found_and_signed_off(image: st
         "--duration",
         "5",
         "--pairs",
-        "3",
+        "6",
         "--json",
     )
     done = subprocess.run(
-        deploy(clone, *arguments), env=os.environ | own, cwd=clone, capture_output=True, text=True, timeout=900
+        deploy(clone, *arguments), env=os.environ | own, cwd=clone, capture_output=True, text=True, timeout=1500
     )
     assert done.returncode == 0, done.stderr
-    (winner,) = json.loads(done.stdout)["winners"]
+    winners = json.loads(done.stdout)["winners"]
+    assert len(winners) == 1, done.stdout + done.stderr
+    winner = winners[0]
     assert winner["setting"] == "variables.CHUNKED_PREFILL_SIZE"
     assert (winner["was"], winner["answers"]) == (PLANTED, 1.0)
     assert winner["ratio"] > winner["at_least"] > 1
