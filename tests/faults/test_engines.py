@@ -9,9 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -132,6 +134,19 @@ def settled(seen: Seen) -> None:
     assert seen.answers[-1][2] == "200", seen.words()
 
 
+@contextmanager
+def watched(controller: Controller) -> Iterator[list[dict[str, Any]]]:
+    """`deploy watch` runs beside what happens within; the list holds its incidents afterwards."""
+    incidents: list[dict[str, Any]] = []
+    watcher = controller.start("watch", "--json")
+    try:
+        yield incidents
+    finally:
+        watcher.terminate()
+        output, _ = watcher.communicate(timeout=30)
+        incidents += map(json.loads, output.splitlines())
+
+
 def kill(controller: Controller, service: str, number: signal.Signals) -> None:
     os.kill(controller.pid(service), number)
 
@@ -243,17 +258,14 @@ def test_what_outlasts_tcp_is_over_once_prefill_has_been_restarted(served: Contr
         threading.Timer(CUT_S, lambda: subprocess.run(opening, check=True)).start()
 
     tcp_patience(served, "prefill", 5)
-    watcher = served.start("watch", "--json")
     try:
-        seen = observe(served.url, answers, block)
+        with watched(served) as incidents:
+            seen = observe(served.url, answers, block)
     finally:
-        watcher.terminate()
-        output, _ = watcher.communicate(timeout=30)
         tcp_patience(served, "prefill", 15)
     what = f"ports of the KV transfer blocked for {CUT_S:.0f} s, of which TCP waits for 13, with deploy watch"
     note(what, seen.words(), seen.service(), "what was in flight", STACK)
-    incidents = [json.loads(line) for line in output.splitlines()]
-    assert [(item["role"], item["remedy"]) for item in incidents] == [("prefill", "restart")], output
+    assert [(item["role"], item["remedy"]) for item in incidents] == [("prefill", "restart")], incidents
     assert not [item for item in seen.answers if item[2] == "wrong answer"], seen.words()
     assert seen.answers[-1][2] == "200", seen.words()
 
@@ -275,28 +287,23 @@ def test_a_process_that_is_stuck_is_killed_and_started_again(
     served: Controller, answers: dict[str, str], what: str
 ) -> None:
     service, title = STUCK[what]
-    watcher = served.start("watch", "--json")
-    try:
-        process = served.child(service, title)
-        begun: list[float] = []
+    process = served.child(service, title)
+    begun: list[float] = []
 
-        def stop() -> None:
-            os.kill(process, signal.SIGSTOP)
-            begun.append(time.time())
+    def stop() -> None:
+        os.kill(process, signal.SIGSTOP)
+        begun.append(time.time())
 
+    with watched(served) as incidents:
         seen = observe(served.url, answers, stop)
-    finally:
-        watcher.terminate()
-        output, _ = watcher.communicate(timeout=30)
-    incidents = [json.loads(line) for line in output.splitlines()]
     if service == "router":
         # The gate does this alone.
         note(f"SIGSTOP of {what}", seen.words(), seen.service(), "what was in flight", STACK)
         settled(seen)
-        assert not incidents, output
+        assert not incidents
         return
     mine = [item for item in incidents if item["role"] == service]
-    assert [item["remedy"] for item in mine][:1] == ["restart"], output
+    assert [item["remedy"] for item in mine][:1] == ["restart"], incidents
     after = datetime.fromisoformat(mine[0]["time"]).timestamp() - begun[0]
     words = f"{seen.words()}; restarted after {after:.0f} s"
     note(f"SIGSTOP of {what}, with deploy watch", words, seen.service(), "what was in flight", STACK)
@@ -323,12 +330,8 @@ def test_a_scheduler_that_waits_for_a_compiler_is_waited_for(
         os.kill(process, signal.SIGSTOP)
         threading.Timer(COMPILED_S, os.kill, (process, signal.SIGCONT)).start()
 
-    watcher = served.start("watch", "--json")
-    try:
+    with watched(served) as incidents:
         seen = observe(served.url, answers, compile_something)
-    finally:
-        watcher.terminate()
-        incidents, _ = watcher.communicate(timeout=30)
     what = f"{service}'s scheduler waits {COMPILED_S:.0f} s for a compiler, with deploy watch"
     note(what, seen.words(), seen.service(), "nothing", STACK)
     assert not incidents
@@ -385,8 +388,8 @@ def test_a_thousand_requests_with_aborts_give_no_wrong_answer_and_leave_nothing_
     assert {prompt: text_of(ask(served.url, prompt)) for prompt in PROMPTS} == answers
     what = ", ".join(f"{role} {size:+.0f} MiB" for role, size in grown.items())
     note(
-        f"{found['requests']} requests at 16 in flight; a tenth hung up, a tenth read slowly, 2 % over-long prompts",
-        f"no wrong answer; slowest {found['slowest_s']:.1f} s",
+        f"{requests} requests at 16 in flight; a tenth hung up, a tenth read slowly, 2 % over-long prompts",
+        f"{found['requests']} requests: no wrong answer; slowest {found['slowest_s']:.1f} s",
         None,
         f"nothing; KV pools empty; resident memory {what}",
         STACK,

@@ -35,8 +35,8 @@ def test_after_a_long_load_answers_kv_pools_and_memory_are_as_before(
     assert {prompt: text_of(ask(served.url, prompt)) for prompt in answers} == answers
     what = ", ".join(f"{role} {size:+.0f} MiB" for role, size in grown.items())
     note(
-        f"{minutes:.0f} minutes of load, {found['requests']} requests, a tenth hung up",
-        f"no wrong answer; slowest {found['slowest_s']:.1f} s",
+        f"{minutes:.0f} minutes of load at 16 in flight, a tenth hung up",
+        f"{found['requests']} requests: no wrong answer; slowest {found['slowest_s']:.1f} s",
         None,
         f"nothing; KV pools empty; resident memory {what}",
         STACK,
