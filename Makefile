@@ -152,7 +152,7 @@ IN_IMAGE = image=$$($(DEPLOY) build | cut -d' ' -f1) && docker run --rm --networ
 
 .PHONY: test-kernels
 test-kernels: .venv/.synced .cache/test-packages/.synced  ## kernel tests in Triton's interpreter and the sm_120 compiler, in the image
-	$(IN_IMAGE) tests/kernels
+	$(IN_IMAGE) --numprocesses auto tests/kernels
 
 .PHONY: test-patches
 test-patches: .venv/.synced .cache/test-packages/.synced  ## what the patches to SGLang change, in the image
