@@ -41,9 +41,12 @@ _SERIAL = re.compile(
     r"(?i)(serial(?:[ _-]?(?:number|no))?\\{0,8}[\"']?\s{0,40}[:=#]\s{0,4}\\{0,8}[\"']?)([A-Za-z0-9][\w-]{3,})"
 )
 _MAC = re.compile(r"(?<![0-9a-fA-F:-])(?:[0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2}(?![0-9a-fA-F:-])")
-_IPV4 = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)")
-_IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F:]{2,39}(?:\.\d{1,3}){0,3}(?:%\w{1,16})?(?![\w:])")
-_NOTHING = {"none", "null", "true", "false", "", "***", "redacted"}
+# A version of four parts is no address: cudnn-9.10.2.21-py3-none-any.whl, cudnn==9.10.2.21, version = "9.10.2.21".
+_IPV4 = re.compile(r"(?<![\d.])(?<!==)(?<!version = \")\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)(?!-(?:py|cp)\d)")
+_IPV6 = re.compile(r"(?<![\w:.])(?=[0-9a-fA-F]*:)[0-9a-fA-F:]{2,39}(?:\.\d{1,3}){0,3}(?:%\w{1,16})?(?![\w:])")
+_NOTHING = {"none", "null", "true", "false", "", "***", "redacted", "key"}
+_COUNT = re.compile(r"\d{1,9}(?:\.\d+)?%?")
+"""Of tokens, which are what models read and write as well: `#token: 351`."""
 
 
 class Redactor:
@@ -98,7 +101,8 @@ class Redactor:
         return _IPV6.sub(self._address, text)
 
     def _named(self, found: re.Match[str]) -> str:
-        return found[0] if found[2].lower() in _NOTHING else found[1] + self.label("key", found[2])
+        nothing = found[2].lower() in _NOTHING or (found[1][:5].lower() == "token" and _COUNT.fullmatch(found[2]))
+        return found[0] if nothing else found[1] + self.label("key", found[2])
 
     def _url(self, found: re.Match[str]) -> str:
         scheme, credentials, host = found[1], found[2], found[3]

@@ -59,7 +59,9 @@ Serial Number : {SECRETS["serial"]}  {SECRETS["GPU"]} user {SECRETS["user"]} at 
 KEPT = (
     "PCI 0000:a4:00.0 and 00000000:A4:00.0, driver 580.95.05, SGLang 0.5.23, cpus 0-47,96-143, http://127.0.0.1:30000, "
     "listening on 0.0.0.0:30000 and [::1]:80, at 12:34:56, NCCL 2.28.9, https://github.com/NVIDIA/nccl/issues/2079, "
-    "max_total_tokens=8192, api_key=None, torch::c10, sha256:9f86d081884c7d659a2feaa0c55ad015, http://prefill:30000\n"
+    "max_total_tokens=8192, api_key=None, torch::c10, sha256:9f86d081884c7d659a2feaa0c55ad015, http://prefill:30000, "
+    "#token: 351, token usage: 0.02, 'Authorization: Bearer KEY', cuda_toolkit-13.0.3.0-py2.py3-none-any.whl, "
+    'nvidia-cudnn==9.10.2.21, version = "13.0.3.0"\n'
 )
 
 
