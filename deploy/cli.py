@@ -83,6 +83,8 @@ from deploy.version import VersionOption
 from loadtest.cli import DEFAULT_URL, bench
 
 NOT_SERVING = 4
+HEALTH_CHECK = "HEALTH_CHECK_"
+"""How SGLang begins the id of a request of its own health check."""
 NEXT = ('chat "Hello"', "status --watch", "logs --follow", "bench -c 1,16", "down")
 EXIT_CODES = """\b
 Exit codes:
@@ -282,6 +284,7 @@ def logs_verb(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     tail: Annotated[str, typer.Option("--tail", "-n", help="Lines of each role to begin with, or all.")] = "200",
     since: Annotated[str | None, typer.Option("--since", help="Not older than, for example 10m or 2h.")] = None,
+    probes: Annotated[bool, typer.Option("--probes", help="The health checks' requests too.")] = False,
 ) -> None:
     """Show what the roles log, role by role; with --follow as it comes."""
     require_docker(probe.docker_facts(), cdi=False)
@@ -301,11 +304,17 @@ def logs_verb(
         raise typer.BadParameter("a time such as 10m, 2h or 2026-01-31T12:00:00", param_hint="--since")
     names = [role.value for role in roles or []]
     lines: Any = stack.docker.compose.logs(names, tail=tail, since=since, follow=follow, stream=True)
+    left_out = 0
     for _, line in lines:
         text = line.decode(errors="replace")
+        if HEALTH_CHECK in text and not probes:
+            left_out += 1
+            continue
         # Compose starts each line by clearing the one below the cursor; the router colours its log even in a pipe.
         sys.stdout.write(text.removeprefix("\x1b[2K") if out.is_terminal else plain(text))
         sys.stdout.flush()
+    if left_out:
+        err.print(f"without {left_out} lines of health checks: --probes shows them", soft_wrap=True)
 
 
 @app.command(

@@ -5,10 +5,11 @@ Loads next to nothing, so that verbs which are called often start at once.
 
 import json
 import os
+import re
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -104,9 +105,25 @@ def console(stderr: bool = False) -> "Console":
     from rich.console import Console
 
     made = Console(stderr=stderr, highlight=False)
-    if not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = PIPE_COLUMNS
+    if not made.is_terminal:
+        made.file = cast("IO[str]", _Trimmed(stderr))
+        if "COLUMNS" not in os.environ:
+            made.width = PIPE_COLUMNS
     return made
+
+
+class _Trimmed:
+    """Standard output or error as it is at the moment, without the blanks that fill a table's last column."""
+
+    def __init__(self, stderr: bool) -> None:
+        self._name = "stderr" if stderr else "stdout"
+
+    def write(self, text: str) -> int:
+        getattr(sys, self._name).write(re.sub(r" +(?=\n)", "", text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(sys, self._name), name)
 
 
 def examples(*lines: str) -> str:

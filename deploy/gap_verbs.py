@@ -136,9 +136,16 @@ def measured_levels(values: list[str], accepted: float) -> list[held.Measured]:
         from loadtest.errors import BenchError
 
         try:
-            levels = held.of_result(load_result(path), accepted)
+            result = load_result(path)
         except BenchError as error:
             raise WrongInput(error.message, error.why, error.fix or "deploy bench -c 1,16 writes one") from None
+        if any((engine or {}).get("device") == "cpu" for engine in result.environment.engines.values()):
+            raise WrongInput(
+                f"{path} was measured without GPUs",
+                f"its engines ran {result.environment.model} on a CPU; what is predicted is DeepSeek-V4-Flash on GPUs",
+                "name a load test of a stack with GPUs",
+            )
+        levels = held.of_result(result, accepted)
         if not levels:
             raise WrongInput(
                 f"{path} has no valid level with a time per token",

@@ -107,16 +107,30 @@ def rollback_verb(
     number: Annotated[
         int | None,
         typer.Argument(
-            metavar="[N]", help="Generation.", show_default="before this", autocompletion=completion.numbers
+            metavar="[N]",
+            help="Generation.",
+            show_default="the one before the current; without a current one the newest",
+            autocompletion=completion.numbers,
         ),
     ] = None,
+    spec: SpecOption = SPEC,
     state: StateOption = STATE,
     as_json: JsonOption = False,
 ) -> None:
-    """Go back to an earlier generation with what is on this host; needs no network."""
+    """Go back to an earlier generation with what is on this host; needs no network.
+
+    deploy.toml and deploy.lock stay as they are; it says if they are not that generation's.
+    """
     require_docker(probe.docker_facts(), cdi=False)
+    folder = State(state)
+    if number is None and generations.current_number(folder) is None:
+        err.print("nothing runs: to the newest generation", soft_wrap=True)
     with render.steps(err) as report:
-        done = change.rollback(ROOT, State(state), number, report)
+        done = change.rollback(ROOT, folder, number, report)
+    own = generations.folder(folder, done.generation.number)
+    for file, kept in ((spec, own / generations.SPEC), (ROOT / FILE_NAME, own / LOCK)):
+        if not generations.same_text(file, kept):
+            err.print(f"{file.name} differs, and the next `deploy up` goes by it: diff {kept} {file}", soft_wrap=True)
     if as_json:
         shown = {"generation": done.generation.number, "changed": done.changed, "seconds": round(done.seconds, 1)}
         print_json(shown | {"acceptance": done.acceptance.as_dict()})

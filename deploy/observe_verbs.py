@@ -1,7 +1,7 @@
 """The verbs that look at what runs: `deploy trace`, `deploy metrics`."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -79,7 +79,12 @@ def _running(state: StateOption) -> Stack:
 
 def _show(found: Trace) -> None:
     rows = [
-        [step.at[11:23], step.role, step.event, "  ".join(f"{name}={value}" for name, value in step.details.items())]
+        [
+            step.at[11:23],
+            step.role,
+            step.event,
+            "  ".join(f"{key}={_words(key, it)}" for key, it in step.details.items()),
+        ]
         for step in found.steps
     ]
     if out.is_terminal:
@@ -87,3 +92,16 @@ def _show(found: Trace) -> None:
         return
     for row in rows:
         sys.stdout.write("\t".join(row) + "\n")
+
+
+def _words(name: str, value: Any) -> str:
+    """A detail for people: the engines log seconds, the router microseconds, and reasons with what matched."""
+    match name, value:
+        case (("e2e_latency" | "queue_time"), int() | float()):
+            return f"{value * 1000:.1f}ms"
+        case "latency", str() if value.isdecimal():
+            return f"{int(value) / 1000:.1f}ms"
+        case "finish_reason", {"type": str() as reason}:
+            return reason
+        case _:
+            return str(value)

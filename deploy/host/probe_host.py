@@ -173,6 +173,7 @@ def probe(machine: Machine, limit: float = LIMIT_SECONDS, model_folder: str | No
         "memory": lambda: _memory(machine),
         "limits": lambda: limits(machine),
         "filesystems": lambda: _filesystems(machine, notes),
+        "model": lambda: None if model_folder is None else len(_shards(machine, model_folder)),
         "disk read": lambda: _disk_read(machine, model_folder, notes),
         "Docker": lambda: docker(machine),
         "ports": lambda: listeners(machine),
@@ -203,6 +204,7 @@ def probe(machine: Machine, limit: float = LIMIT_SECONDS, model_folder: str | No
         shm_bytes=next((entry.size for entry in filesystems or [] if entry.mount == "/dev/shm"), None),
         filesystems=filesystems,
         disk_reads=seen["disk read"] or [],
+        model_shards=seen["model"],
         docker=seen["Docker"],
         listeners=seen["ports"],
         firewall=seen["firewall"] or Firewall(),
@@ -394,12 +396,16 @@ def free_bytes(machine: Machine, path: str) -> int | None:
     return found[0].free if found else None
 
 
+def _shards(machine: Machine, model_folder: str) -> list[str]:
+    return [name for name in machine.entries(model_folder) if name.endswith(".safetensors")]
+
+
 def _disk_read(machine: Machine, model_folder: str | None, notes: _Notes) -> list[DiskRead]:
     if model_folder is None:
         return []
-    names = [name for name in machine.entries(model_folder) if name.endswith(".safetensors")]
+    names = _shards(machine, model_folder)
     if not names:
-        notes.add("disk read", f"{model_folder} has no .safetensors file to read")
+        notes.add("disk read", f"there is no .safetensors file in {model_folder}")
         return []
     path = f"{model_folder.rstrip('/')}/{names[0]}"
     ran = machine.run("dd", f"if={path}", "of=/dev/null", "bs=16M", f"count={_SAMPLE_BLOCKS}", "iflag=direct")

@@ -373,6 +373,8 @@ class HostReport(Fact):
     shm_bytes: int | None = None
     filesystems: list[Filesystem] | None = None
     disk_reads: list[DiskRead] = []
+    model_shards: int | None = None
+    """Files with weights in the model's folder; None if no folder was named."""
     docker: Docker | None = None
     listeners: list[Listener] | None = None
     firewall: Firewall = Firewall()

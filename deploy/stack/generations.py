@@ -133,6 +133,11 @@ def folder(state: State, number: int) -> Path:
     return state.generations / str(number)
 
 
+def same_text(one: Path, two: Path) -> bool:
+    """Whether two files, of which either may be missing, hold the same."""
+    return (one.read_bytes() if one.is_file() else b"") == (two.read_bytes() if two.is_file() else b"")
+
+
 def numbers(state: State) -> list[int]:
     """The generations that there are, oldest first."""
     if not state.generations.is_dir():

@@ -309,6 +309,7 @@ _LIMITS = """Limit                     Soft Limit           Hard Limit          
 Max open files            1048576              1048576              files
 Max locked memory         unlimited            unlimited            bytes
 """
+MODEL = "/models/DeepSeek-V4-Flash"
 _FILES = {
     "/proc/sys/kernel/hostname": "inference-17\n",
     "/proc/sys/kernel/osrelease": "6.8.0-87-generic\n",
@@ -360,6 +361,7 @@ def host(layout: Layout) -> RecordedHost:
             "Release Build  (root@host)\nGCC version:  gcc version 13.3.0\n",
         }
         | {f"/dev/char/195:{index}": "" for index in range(len(layout.slots))}
+        | {f"{MODEL}/model-00001-of-00046.safetensors": ""}
     )
     commands = {
         "nvidia-smi --query-gpu": _query(layout),
@@ -369,6 +371,7 @@ def host(layout: Layout) -> RecordedHost:
         "lspci -D -vvv": _lspci(functions),
         "lsblk": _LSBLK,
         "df": _DF,
+        "dd": "268435456 bytes (268 MB, 256 MiB) copied, 0.0403 s, 6.7 GB/s\n",
         "docker info": docker_info(),
         "dmesg": "[    1.204311] iommu: Default domain type: Passthrough (set via kernel command line)\n"
         "[    9.771003] nvidia-nvlink: Nvlink Core is being initialized, major device number 511\n",

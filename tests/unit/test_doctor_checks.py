@@ -29,11 +29,11 @@ ROLES = (
     RoleNeeds(name="prefill", gpus=(0, 1, 2, 3), numa_node=0, cpus="0-47,96-143"),
     RoleNeeds(name="decode", gpus=(4, 5, 6, 7), numa_node=1, cpus="48-95,144-191"),
 )
-PD = Needs(profile="pd", roles=ROLES, model_folder="/models/DeepSeek-V4-Flash", image_bytes=14 * 10**9)
+PD = Needs(profile="pd", roles=ROLES, model_folder=lookalike.MODEL, image_bytes=14 * 10**9)
 
 
 def findings_of(machine: RecordedHost, needs: Needs = PD) -> list[Finding]:
-    return run_checks(probe(machine), needs)
+    return run_checks(probe(machine, model_folder=needs.model_folder), needs)
 
 
 def edit(where: str, old: str, new: str) -> RecordedHost:
@@ -255,6 +255,7 @@ CASES = [
         N,
     ),
     Case("disk.image", lambda: edit("df", "612000000000", "9000000000"), E, "docker system df"),
+    Case("disk.weights", lambda: host(EIGHT_GPUS).without(lookalike.MODEL), E, "deploy model fetch"),
     Case("disk.model", lambda: edit("lsblk", '"/dev/nvme2n1", "rota": false', '"/dev/nvme2n1", "rota": true'), W),
     Case("port.in_use", lambda: listening(30000), E, "sport = :30000"),
     Case(

@@ -113,6 +113,16 @@ def test_a_wrong_value_is_a_wrong_command_line(arguments: list[str]) -> None:
     assert RUNNER.invoke(cli.app, ["gap", *arguments]).exit_code == 2
 
 
+def test_a_load_test_without_gpus_is_not_held_against_gpus(tmp_path: Path) -> None:
+    from loadtest.result import Environment, Result
+
+    ran = Environment(url="http://x", model="tiny", engines={"decode": {"device": "cpu"}})
+    result = Result(id="1", created="", command=[], workload={}, environment=ran, levels=[])
+    (tmp_path / "result.json").write_text(result.model_dump_json(by_alias=True))
+    with pytest.raises(WrongInput, match="without GPUs"):
+        RUNNER.invoke(cli.app, ["gap", "--measured", str(tmp_path)], catch_exceptions=False)
+
+
 def test_a_host_report_names_the_gpu(tmp_path: Path) -> None:
     from deploy.host.report import Gpu, HostReport, System, save
 
