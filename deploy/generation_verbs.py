@@ -175,8 +175,8 @@ def list_verb(state: StateOption = STATE, as_json: JsonOption = False) -> None:
 
 @generations_app.command("diff", epilog=examples("deploy generations diff 3 4"))
 def diff_verb(
-    before: Annotated[int, typer.Argument(metavar="A", autocompletion=completion.numbers)],
-    after: Annotated[int, typer.Argument(metavar="B", autocompletion=completion.numbers)],
+    before: Annotated[int, typer.Argument(metavar="A", help="A generation.", autocompletion=completion.numbers)],
+    after: Annotated[int, typer.Argument(metavar="B", help="Another.", autocompletion=completion.numbers)],
     state: StateOption = STATE,
     as_json: JsonOption = False,
 ) -> None:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.live import Live
 
-from deploy.command_line import examples
+from deploy.command_line import console, examples
 from deploy.validation import first_mistake
 from loadtest import bench as benchmark
 from loadtest import compare as comparison
@@ -295,7 +295,6 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Ratio B/A of each figure with its confidence interval, a verdict, and what else differed."""
-    console = Console()
     try:
         found = comparison.compare(benchmark.load(a), benchmark.load(b))
     except BenchError as error:
@@ -303,7 +302,7 @@ def compare(
     if as_json:
         sys.stdout.write(found.model_dump_json(indent=1) + "\n")
     else:
-        console.print(render.comparison(found), highlight=False)
+        console().print(render.comparison(found))
     if not found.ratios:
         raise typer.Exit(EXIT_REJECTED)
 
@@ -318,7 +317,7 @@ def history(
     if as_json:
         sys.stdout.write(json.dumps([result.model_dump(mode="json", by_alias=True) for result in results]) + "\n")
     else:
-        Console().print(render.history(results), highlight=False)
+        console().print(render.history(results))
     for path in broken:
         Console(stderr=True).print(f"skipped {path}: not a result", style="yellow", highlight=False)
 

@@ -12,7 +12,7 @@ from loadtest.plain import mapping
 from loadtest.result import LevelResult, Result
 from loadtest.stats import ratio
 
-Judgement = Literal["better", "worse", "no difference shown", "one value only"]
+Judgement = Literal["better", "worse", "no difference shown", "one run each"]
 
 IGNORED = ("created", "command", "host.memory_bytes", "url")
 
@@ -114,8 +114,9 @@ def _ratio(
     higher_is_better: bool,
 ) -> Ratio:
     centre, low, high = ratio(b, a)
-    judgement: Judgement = "one value only"
-    if low is not None and high is not None:
+    judgement: Judgement = "one run each"
+    # Tenths of one window say how steady a run was, not what the next one would give.
+    if over == "repetitions" and low is not None and high is not None:
         judgement = "no difference shown"
         if low > 1 or high < 1:
             judgement = "better" if (low > 1) == higher_is_better else "worse"

@@ -158,13 +158,23 @@ def comparison(found: Comparison) -> RenderableType:
     for row in found.ratios:
         between = "-" if row.low is None or row.high is None else f"{row.low:.3f} to {row.high:.3f}"
         verdict = Text(row.judgement, style=styles.get(row.judgement, ""))
+        unit = "tok/s" if "throughput" in row.figure else "s"
         table.add_row(
-            row.level, row.figure, f"{row.a:.4g}", f"{row.b:.4g}", f"{row.ratio:.3f}", between, row.over, verdict
+            row.level,
+            f"{row.figure}, {unit}",
+            f"{row.a:.4g}",
+            f"{row.b:.4g}",
+            f"{row.ratio:.3f}",
+            between,
+            row.over,
+            verdict,
         )
     parts: list[RenderableType] = []
     if not found.same_workload:
         parts.append(Text("The workloads differ: the ratios compare different things.", style="bold red"))
     parts.append(table if found.ratios else Text("No level has a valid window in both runs.", style="bold red"))
+    if any(row.judgement == "one run each" for row in found.ratios):
+        parts.append(Text("One run each says nothing of the next one: deploy bench --repeat 5 lets it be judged."))
     parts += [Text(f"not valid in both: {name}", style="yellow") for name in found.missing]
     if found.differences:
         parts.append(Text("\nWhat differed:", style="bold"))

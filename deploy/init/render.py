@@ -20,6 +20,7 @@ def to_toml(proposal: Proposal, keep: Spec, uuids: bool) -> str:
     """
     lines = [
         "# Proposed by `deploy init` from what it saw of this host; yours to change.",
+        "# What each key means stands in the repository's own: git show HEAD:deploy.toml",
         "",
         f"# {proposal.remarks[0]}." if proposal.remarks else "",
         f"profile = {_text(proposal.profile)}",

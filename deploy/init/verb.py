@@ -12,7 +12,7 @@ import typer
 from pydantic import BaseModel
 from rich.text import Text
 
-from deploy.command_line import console
+from deploy.command_line import ROOT, STATE, console
 from deploy.errors import DeployError
 from deploy.host.errors import HostError
 from deploy.host.report import HostReport
@@ -21,7 +21,10 @@ from deploy.init.propose import Proposal, propose
 from deploy.init.render import to_toml
 from deploy.spec.load import SpecError, SpecFile, load, parse
 from deploy.spec.model import Spec
+from deploy.stack.compose import stack_of
 from deploy.stack.environment import Facts, render, variables
+from deploy.stack.state import State
+from deploy.stack.up import draft_folder, model_folder
 
 
 def init(
@@ -73,20 +76,18 @@ def init(
         return
     files = {spec: text}
     if env_file:
-        folder = Path(spec_file.spec.model.path)
         router = spec_file.spec.router
-        draft = spec_file.spec.engine.draft_path
         facts = Facts(
             image,
-            folder if folder.is_absolute() else spec.parent / folder,
+            model_folder(spec_file, State(STATE)),
             Path(router.api_key_file) if router.api_key_file else None,
             {},
-            (spec.parent / draft).absolute() if draft else None,
+            draft_folder(spec_file),
             (Path(router.tls_certificate), Path(router.tls_key)) if router.tls_certificate else None,
         )
-        files[env_file] = render(variables(spec_file, facts)).replace(
-            "Written by `deploy up`", "Written by `deploy init`"
-        )
+        names = ":".join(file.name for file in stack_of(ROOT, env_file, spec_file.spec).files)
+        written = render(variables(spec_file, facts)).replace("Written by `deploy up`", "Written by `deploy init`")
+        files[env_file] = f"{written}\n# What `docker compose` reads.\nCOMPOSE_FILE={names}\n"
     for path, content in files.items():
         write(path, content, dry_run=dry_run, yes=yes)
 

@@ -201,7 +201,7 @@ def _hint(path: Path) -> str:
         if isinstance(part, str):
             section = getattr(section, part, None)
     if section is None or section == () or isinstance(section, BaseModel):
-        return "see the comments in deploy.toml"
+        return "git show HEAD:deploy.toml explains each key"
     return f"for example {_toml(section)}"
 
 

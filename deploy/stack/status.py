@@ -1,11 +1,11 @@
 """What runs now, as plain data."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from deploy.spec.profiles import ALL_ENGINES
+from deploy.spec.profiles import ALL_ENGINES, FRONT, ROUTER
 from deploy.stack import phases
 from deploy.stack.client import Endpoint, endpoint
 from deploy.stack.compose import RoleState, Stack
@@ -77,9 +77,14 @@ def status(stack: Stack, ask: bool = True) -> Status:
 
 def running_endpoint(stack: Stack, roles: tuple[RoleState, ...]) -> Endpoint | None:
     """Where the stack answers, None if it has no router."""
-    if not any(state.role == "router" for state in roles):
+    ports = {state.role: state.ports for state in roles if state.role in (ROUTER, FRONT)}
+    if ROUTER not in ports:
         return None
-    return endpoint(stack.config())
+    target = endpoint(stack.config())
+    address, _, port = target.url.rpartition(":")
+    published = ports.get(FRONT, ports[ROUTER])
+    # Started by hand, it may have another port than this repository's settings say.
+    return replace(target, url=f"{address}:{min(published)}") if published and int(port) not in published else target
 
 
 def uptime(state: RoleState, now: datetime | None = None) -> str:

@@ -315,5 +315,6 @@ def test_init_writes_spec_and_env_file(tmp_path: Path) -> None:
         f"DECODE_GPU_3=nvidia.com/gpu={lookalike.uuid(7)}",
         "PREFILL_NUMA_NODE=0",
         "NCCL_P2P_LEVEL=PHB",
+        "COMPOSE_FILE=compose.yaml",
     ):
         assert line in env
