@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import psutil
@@ -27,7 +26,7 @@ from deploy.command_line import (
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
-from deploy.image.registry import Client, parse_registry
+from deploy.image.registry import Client, wanted_registry
 from deploy.image.transfer import require_built, tag_of
 from deploy.lock.document import FILE_NAME
 from deploy.lock.model import ImageLock, read_lock, write_lock
@@ -81,9 +80,9 @@ def bake_verb(
     require_docker(probe.docker_facts(), cdi=False)
     lock = read_lock(ROOT)
     image = require_built(lock.image)
-    address = _registry(to, spec)
+    registry = wanted_registry(to, load(spec).spec.image.registry)
     folder = State(state)
-    with folder.lock("bake"), render.steps(err) as report, Client(parse_registry(address)) as client:
+    with folder.lock("bake"), render.steps(err) as report, Client(registry) as client:
         # It refuses before anything that takes long.
         image_manifest(image, client)
         stack = running_stack(ROOT, folder.environment)
@@ -151,9 +150,9 @@ def modules_verb(
     require_docker(probe.docker_facts(), cdi=False)
     lock = read_lock(ROOT)
     image = require_built(lock.image)
-    address, name = _registry(to, spec), tag_of(image)
+    registry, name = wanted_registry(to, load(spec).spec.image.registry), tag_of(image)
     at_a_time = jobs or modules.jobs_that_fit(os.cpu_count() or 1, psutil.virtual_memory().available)
-    with State(state).lock("bake"), render.steps(err) as report, Client(parse_registry(address)) as client:
+    with State(state).lock("bake"), render.steps(err) as report, Client(registry) as client:
         # It refuses before an hour of compiling.
         image_manifest(image, client)
         with step("caches", report) as running:
@@ -185,15 +184,6 @@ def modules_verb(
     out.print(f"{baked.reference}  {modules.GPU}  {baked.cache.size / 1e6:,.1f} MB", soft_wrap=True)
     if known != image:
         err.print(f"{FILE_NAME} has its digest now: commit it, the GPU hosts fetch what it names")
-
-
-def _registry(to: str | None, spec: Path) -> str:
-    address = to or load(spec).spec.image.registry
-    if not address:
-        raise DeployError(
-            "no registry is named", f"{spec} has none under [image]", "set image.registry there, or name one here: --to"
-        )
-    return address
 
 
 def _size(baked: Baked) -> str:

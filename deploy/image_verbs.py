@@ -16,7 +16,7 @@ from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
 from deploy.image.inputs import read_inputs
-from deploy.image.registry import Client, parse_registry
+from deploy.image.registry import Client, wanted_registry
 from deploy.image.sbom import attach, make_sbom
 from deploy.image.signature import sign
 from deploy.image.transfer import Pulled, import_archive, pull, push
@@ -153,9 +153,4 @@ def locked_image() -> tuple[Lock, ImageLock]:
 
 
 def _client(address: str | None, spec: Path, certificates: Path | None) -> Client:
-    address = address or load(spec).spec.image.registry
-    if not address:
-        raise DeployError(
-            "no registry is named", f"{spec} has none under [image]", "set image.registry there, or name one here"
-        )
-    return Client(parse_registry(address), certificates)
+    return Client(wanted_registry(address, load(spec).spec.image.registry), certificates)

@@ -96,15 +96,36 @@ class Registry:
         return f"{self.scheme}://{self.host}/v2/{self.repository}"
 
 
+class NoRegistry(DeployError):
+    """Neither the command line nor deploy.toml names a registry, or not in the form of one."""
+
+    exit_code = 2
+
+
+def wanted_registry(named: str | None, configured: str) -> Registry:
+    """The registry of the command line, else deploy.toml's.
+
+    Raises:
+        NoRegistry: there is none, or it is no address.
+    """
+    if address := named or configured:
+        return parse_registry(address)
+    raise NoRegistry(
+        "no registry is named",
+        "deploy.toml has none under [image]",
+        "set registry there, or name one on the command line: HOST[:PORT][/PATH], see --help",
+    )
+
+
 def parse_registry(address: str) -> Registry:
     """Read `[http://]HOST[:PORT][/PATH]`. As with Docker, a loopback address is reached without TLS.
 
     Raises:
-        DeployError: it is no such address.
+        NoRegistry: it is no such address.
     """
     match = re.fullmatch(REGISTRY, address)
     if match is None:
-        raise DeployError(
+        raise NoRegistry(
             f"{address!r} names no registry", "it has the form HOST[:PORT][/PATH]", "for example registry.lan:5000/team"
         )
     scheme, host, port, path = match.groups()[:4]

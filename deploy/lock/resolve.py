@@ -115,6 +115,12 @@ def check_lock(root: Path, spec_file: SpecFile) -> list[Disagreement]:
     derived, unresolved = derive(root, spec_file, locked)
     # An image that must be built anew has no layers yet: the change of its inputs says it all.
     changes = [change for change in diff(locked, derived).changes if change.section != "layer"]
+    # Of a profile that is another now, its name says it all.
+    others = sorted(locked.roles.keys() ^ derived.roles.keys())
+    for name in others:
+        what = f"{name} is locked, deploy.toml has another" if name in locked.roles else f"{name} is not locked"
+        unresolved.append(Disagreement("profile", what, "deploy lock"))
+    changes = [change for change in changes if not change.name.startswith(tuple(f"{name} " for name in others))]
     return unresolved + [Disagreement(change.section, describe(change), "deploy lock") for change in changes]
 
 

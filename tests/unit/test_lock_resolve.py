@@ -127,6 +127,14 @@ def test_each_input_that_moved_on_is_named(
         assert any(line.startswith(start) for line in found), (start, found)
 
 
+def test_another_profile_is_one_line(repository: Path) -> None:
+    replace("deploy.toml", 'profile = "pd"', 'profile = "cpu"')(repository)
+    assert disagreements(repository) == ["profile: pd is locked, deploy.toml has another"]
+    update(repository)
+    replace("deploy.toml", 'profile = "cpu"', 'profile = "pd"')(repository)
+    assert disagreements(repository) == ["profile: pd is not locked"]
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
