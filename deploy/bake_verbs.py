@@ -30,7 +30,6 @@ from deploy.image.registry import Client, wanted_registry
 from deploy.image.transfer import require_built, tag_of
 from deploy.lock.document import FILE_NAME
 from deploy.lock.model import ImageLock, read_lock, write_lock
-from deploy.spec.load import load
 from deploy.stack.client import RequestFailed
 from deploy.stack.compose import Stack, running_stack
 from deploy.stack.events import step
@@ -80,7 +79,7 @@ def bake_verb(
     require_docker(probe.docker_facts(), cdi=False)
     lock = read_lock(ROOT)
     image = require_built(lock.image)
-    registry = wanted_registry(to, load(spec).spec.image.registry)
+    registry = wanted_registry(to, spec)
     folder = State(state)
     with folder.lock("bake"), render.steps(err) as report, Client(registry) as client:
         # It refuses before anything that takes long.
@@ -150,7 +149,7 @@ def modules_verb(
     require_docker(probe.docker_facts(), cdi=False)
     lock = read_lock(ROOT)
     image = require_built(lock.image)
-    registry, name = wanted_registry(to, load(spec).spec.image.registry), tag_of(image)
+    registry, name = wanted_registry(to, spec), tag_of(image)
     at_a_time = jobs or modules.jobs_that_fit(os.cpu_count() or 1, psutil.virtual_memory().available)
     with State(state).lock("bake"), render.steps(err) as report, Client(registry) as client:
         # It refuses before an hour of compiling.

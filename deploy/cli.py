@@ -83,8 +83,8 @@ from deploy.version import VersionOption
 from loadtest.cli import DEFAULT_URL, bench
 
 NOT_SERVING = 4
-HEALTH_CHECK = "HEALTH_CHECK_"
-"""How SGLang begins the id of a request of its own health check."""
+HEALTH_CHECK = re.compile(r'"rid": ?"HEALTH_CHECK_')
+"""In what SGLang logs of a request: it is one of its own health check."""
 NEXT = ('chat "Hello"', "status --watch", "logs --follow", "bench -c 1,16", "down")
 EXIT_CODES = """\b
 Exit codes:
@@ -305,16 +305,18 @@ def logs_verb(
     names = [role.value for role in roles or []]
     lines: Any = stack.docker.compose.logs(names, tail=tail, since=since, follow=follow, stream=True)
     left_out = 0
-    for _, line in lines:
-        text = line.decode(errors="replace")
-        if HEALTH_CHECK in text and not probes:
-            left_out += 1
-            continue
-        # Compose starts each line by clearing the one below the cursor; the router colours its log even in a pipe.
-        sys.stdout.write(text.removeprefix("\x1b[2K") if out.is_terminal else plain(text))
-        sys.stdout.flush()
-    if left_out:
-        err.print(f"without {left_out} lines of health checks: --probes shows them", soft_wrap=True)
+    try:
+        for _, line in lines:
+            text = line.decode(errors="replace")
+            if not probes and HEALTH_CHECK.search(text):
+                left_out += 1
+                continue
+            # Compose starts each line by clearing the one below the cursor; the router colours its log even in a pipe.
+            sys.stdout.write(text.removeprefix("\x1b[2K") if out.is_terminal else plain(text))
+            sys.stdout.flush()
+    finally:
+        if left_out:
+            err.print(f"without {left_out} lines of health checks: --probes shows them", soft_wrap=True)
 
 
 @app.command(

@@ -1,6 +1,7 @@
 """The verbs that change a running stack and go back: `upgrade`, `rollback`, `generations`, `drain`, `restart`."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -123,14 +124,16 @@ def rollback_verb(
     """
     require_docker(probe.docker_facts(), cdi=False)
     folder = State(state)
-    if number is None and generations.current_number(folder) is None:
-        err.print("nothing runs: to the newest generation", soft_wrap=True)
+    before = generations.current_number(folder)
     with render.steps(err) as report:
         done = change.rollback(ROOT, folder, number, report)
+    if number is None and before is None:
+        err.print("there was no current generation: this is the newest")
     own = generations.folder(folder, done.generation.number)
     for file, kept in ((spec, own / generations.SPEC), (ROOT / FILE_NAME, own / LOCK)):
         if not generations.same_text(file, kept):
-            err.print(f"{file.name} differs, and the next `deploy up` goes by it: diff {kept} {file}", soft_wrap=True)
+            look = shlex.join(["diff", str(kept), str(file)])
+            err.print(f"{file.name} differs, and the next `deploy up` goes by it: {look}", markup=False, soft_wrap=True)
     if as_json:
         shown = {"generation": done.generation.number, "changed": done.changed, "seconds": round(done.seconds, 1)}
         print_json(shown | {"acceptance": done.acceptance.as_dict()})

@@ -36,6 +36,7 @@ from deploy.lock.model import read_lock
 from deploy.report.verb import report
 from deploy.spec.load import load
 from deploy.stack.state import State
+from deploy.stack.up import model_folder
 
 ERRORS_FOUND = 3
 
@@ -132,6 +133,7 @@ def doctor_verb(
 )
 def init_verb(
     spec: SpecOption = SPEC,
+    state: StateOption = STATE,
     env_file: Annotated[Path | None, typer.Option("--env-file", metavar="FILE", help="Also write this.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace files without asking.")] = False,
@@ -144,7 +146,8 @@ def init_verb(
     With fewer than eight GPUs, or where deploy.toml says profile replicas already, it proposes replicas.
     """
     seen = _host(saved, limit, Needs())
-    init(seen, spec, env_file=env_file, image=image_tag(ROOT), dry_run=dry_run, yes=yes, as_json=as_json)
+    image = image_tag(ROOT)
+    init(seen, spec, state=State(state), env_file=env_file, image=image, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @app.command(
@@ -210,10 +213,9 @@ def _needs(spec: Path, profile: ProfileName | None) -> Needs:
     """What deploy.toml asks of the host; nothing in particular without one."""
     if not spec.exists() and profile is None:
         return Needs()
-    parsed = load(spec, profile.value if profile else None).spec
-    folder = Path(parsed.model.path)
-    model = None if parsed.profile == "cpu" else str(folder if folder.is_absolute() else (ROOT / folder).resolve())
-    return needs_of(parsed, model, 0)
+    spec_file = load(spec, profile.value if profile else None)
+    generated = spec_file.spec.profile == "cpu"
+    return needs_of(spec_file.spec, None if generated else str(model_folder(spec_file, State(STATE))), 0)
 
 
 def _host(saved: Path | None, limit: float, needs: Needs) -> HostReport:

@@ -22,7 +22,6 @@ from deploy.image.signature import sign
 from deploy.image.transfer import Pulled, import_archive, pull, push
 from deploy.lock.document import FILE_NAME
 from deploy.lock.model import ImageLock, Lock, read_lock, write_lock
-from deploy.spec.load import load
 
 SIGNING_KEY = "cosign.key"
 
@@ -153,4 +152,4 @@ def locked_image() -> tuple[Lock, ImageLock]:
 
 
 def _client(address: str | None, spec: Path, certificates: Path | None) -> Client:
-    return Client(wanted_registry(address, load(spec).spec.image.registry), certificates)
+    return Client(wanted_registry(address, spec), certificates)

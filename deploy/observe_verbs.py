@@ -83,7 +83,7 @@ def _show(found: Trace) -> None:
             step.at[11:23],
             step.role,
             step.event,
-            "  ".join(f"{key}={_words(key, it)}" for key, it in step.details.items()),
+            "  ".join(f"{key}={in_words(key, it)}" for key, it in step.details.items()),
         ]
         for step in found.steps
     ]
@@ -94,14 +94,14 @@ def _show(found: Trace) -> None:
         sys.stdout.write("\t".join(row) + "\n")
 
 
-def _words(name: str, value: Any) -> str:
+def in_words(name: str, value: Any) -> str:
     """A detail for people: the engines log seconds, the router microseconds, and reasons with what matched."""
     match name, value:
         case (("e2e_latency" | "queue_time"), int() | float()):
             return f"{value * 1000:.1f}ms"
         case "latency", str() if value.isdecimal():
             return f"{int(value) / 1000:.1f}ms"
-        case "finish_reason", {"type": str() as reason}:
+        case "finish_reason", {"type": "stop" | "length" as reason}:
             return reason
         case _:
             return str(value)

@@ -249,7 +249,7 @@ def run(
         lock=lock,
         host_report=host_report,
     )
-    console = Console(stderr=as_json)
+    shown = console(stderr=as_json)
     if write_plan is not None:
         try:
             benchmark.write_plan(settings, write_plan)
@@ -259,14 +259,14 @@ def run(
         return
     stopped = _Interrupt()
     try:
-        with Live(console=console, refresh_per_second=2, transient=True, redirect_stdout=False) as table:
+        with Live(console=shown, refresh_per_second=2, transient=True, redirect_stdout=False) as table:
 
             def show(state: State) -> None:
                 table.update(render.live(state))
 
             def say(text: str) -> None:
-                if console.is_terminal:
-                    console.print(text, style="dim", markup=False, highlight=False)
+                if shown.is_terminal:
+                    shown.print(text, style="dim", markup=False, highlight=False)
 
             result, folder = benchmark.run(settings, show, say, stopped)
     except BenchError as error:
@@ -274,7 +274,7 @@ def run(
     if as_json:
         sys.stdout.write(result.model_dump_json(indent=1, by_alias=True) + "\n")
     else:
-        console.print(render.summary(result, str(folder)), highlight=False)
+        shown.print(render.summary(result, str(folder)))
     if stopped():
         raise typer.Exit(EXIT_INTERRUPTED)
     if result.verdict != "valid":

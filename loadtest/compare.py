@@ -12,7 +12,7 @@ from loadtest.plain import mapping
 from loadtest.result import LevelResult, Result
 from loadtest.stats import ratio
 
-Judgement = Literal["better", "worse", "no difference shown", "one run each"]
+Judgement = Literal["better", "worse", "no difference shown", "too few runs"]
 
 IGNORED = ("created", "command", "host.memory_bytes", "url")
 
@@ -114,7 +114,7 @@ def _ratio(
     higher_is_better: bool,
 ) -> Ratio:
     centre, low, high = ratio(b, a)
-    judgement: Judgement = "one run each"
+    judgement: Judgement = "too few runs"
     # Tenths of one window say how steady a run was, not what the next one would give.
     if over == "repetitions" and low is not None and high is not None:
         judgement = "no difference shown"

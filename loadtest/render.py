@@ -173,8 +173,8 @@ def comparison(found: Comparison) -> RenderableType:
     if not found.same_workload:
         parts.append(Text("The workloads differ: the ratios compare different things.", style="bold red"))
     parts.append(table if found.ratios else Text("No level has a valid window in both runs.", style="bold red"))
-    if any(row.judgement == "one run each" for row in found.ratios):
-        parts.append(Text("One run each says nothing of the next one: deploy bench --repeat 5 lets it be judged."))
+    if any(row.judgement == "too few runs" for row in found.ratios):
+        parts.append(Text("One run says nothing of the next one: deploy bench --repeat 5, of both, can be judged."))
     parts += [Text(f"not valid in both: {name}", style="yellow") for name in found.missing]
     if found.differences:
         parts.append(Text("\nWhat differed:", style="bold"))

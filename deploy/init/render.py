@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from deploy.host.parsers.cpu_list import format_cpu_list
 from deploy.init.propose import Proposal, RolePlan
+from deploy.spec.load import EXPLAINED
 from deploy.spec.model import Spec
 
 
@@ -20,7 +21,7 @@ def to_toml(proposal: Proposal, keep: Spec, uuids: bool) -> str:
     """
     lines = [
         "# Proposed by `deploy init` from what it saw of this host; yours to change.",
-        "# What each key means stands in the repository's own: git show HEAD:deploy.toml",
+        f"# {EXPLAINED}",
         "",
         f"# {proposal.remarks[0]}." if proposal.remarks else "",
         f"profile = {_text(proposal.profile)}",

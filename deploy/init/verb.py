@@ -12,7 +12,7 @@ import typer
 from pydantic import BaseModel
 from rich.text import Text
 
-from deploy.command_line import ROOT, STATE, console
+from deploy.command_line import ROOT, console
 from deploy.errors import DeployError
 from deploy.host.errors import HostError
 from deploy.host.report import HostReport
@@ -31,6 +31,7 @@ def init(
     report: HostReport,
     spec: Path,
     *,
+    state: State,
     env_file: Path | None,
     image: str,
     dry_run: bool,
@@ -42,6 +43,7 @@ def init(
     Args:
         report: of the host.
         spec: the deploy.toml to write; what it says about model and router is kept.
+        state: of the stack that is to run.
         env_file: also write the variables for `docker compose up` by hand.
         image: tag of the engine image, for the env file.
         dry_run: write nothing.
@@ -79,7 +81,7 @@ def init(
         router = spec_file.spec.router
         facts = Facts(
             image,
-            model_folder(spec_file, State(STATE)),
+            model_folder(spec_file, state),
             Path(router.api_key_file) if router.api_key_file else None,
             {},
             draft_folder(spec_file),

@@ -116,11 +116,11 @@ def check_lock(root: Path, spec_file: SpecFile) -> list[Disagreement]:
     # An image that must be built anew has no layers yet: the change of its inputs says it all.
     changes = [change for change in diff(locked, derived).changes if change.section != "layer"]
     # Of a profile that is another now, its name says it all.
-    others = sorted(locked.roles.keys() ^ derived.roles.keys())
-    for name in others:
-        what = f"{name} is locked, deploy.toml has another" if name in locked.roles else f"{name} is not locked"
+    gone, new = locked.roles.keys() - derived.roles.keys(), derived.roles.keys() - locked.roles.keys()
+    if gone or new:
+        what = f"{', '.join(gone) or 'none'} is locked, deploy.toml has {', '.join(new) or 'another'}"
         unresolved.append(Disagreement("profile", what, "deploy lock"))
-    changes = [change for change in changes if not change.name.startswith(tuple(f"{name} " for name in others))]
+        changes = [change for change in changes if not change.name.startswith(tuple(f"{name} " for name in gone | new))]
     return unresolved + [Disagreement(change.section, describe(change), "deploy lock") for change in changes]
 
 

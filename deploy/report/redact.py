@@ -29,7 +29,8 @@ _TOKEN = re.compile(
     r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
 )
 _NAMED = re.compile(
-    r"(?i)((?:api[-_ ]?key|access[-_ ]?key|token|password|passwd|secret|authorization|cookie)"
+    r"(?i)(#(?:[a-z][\w -]{0,15})?)?(?<!tik)"
+    r"((?:api[-_ ]?key|access[-_ ]?key|token|password|passwd|secret|authorization|cookie)"
     r"\\{0,8}[\"']?\s{0,4}[:=]\s{0,4}\\{0,8}[\"']?(?:bearer\s+|basic\s+)?)([^\s\"'\\,;)}\]]+)"
 )
 _BEARER = re.compile(r"(?i)\b(bearer\s+|basic\s+)([A-Za-z0-9+/=._~-]{8,})")
@@ -41,12 +42,14 @@ _SERIAL = re.compile(
     r"(?i)(serial(?:[ _-]?(?:number|no))?\\{0,8}[\"']?\s{0,40}[:=#]\s{0,4}\\{0,8}[\"']?)([A-Za-z0-9][\w-]{3,})"
 )
 _MAC = re.compile(r"(?<![0-9a-fA-F:-])(?:[0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2}(?![0-9a-fA-F:-])")
-# A version of four parts is no address: cudnn-9.10.2.21-py3-none-any.whl, cudnn==9.10.2.21, version = "9.10.2.21".
-_IPV4 = re.compile(r"(?<![\d.])(?<!==)(?<!version = \")\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)(?!-(?:py|cp)\d)")
+_IPV4 = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)")
+# A version of four parts is no address: cudnn-9.10.2.21-py3-none-any.whl, version = "9.10.2.21".
+_WHEEL_BEFORE, _WHEEL_AFTER = re.compile(r"\w-\Z"), re.compile(r"[.\w]{0,32}-(?:py|cp)\d[\w.]{0,32}-\w+-")
+_VERSION_BEFORE = re.compile(r"(?i)version\\{0,8}[\"']?\s{0,4}[:=]\s{0,4}\\{0,8}[\"']?\Z")
 _IPV6 = re.compile(r"(?<![\w:.])(?=[0-9a-fA-F]*:)[0-9a-fA-F:]{2,39}(?:\.\d{1,3}){0,3}(?:%\w{1,16})?(?![\w:])")
 _NOTHING = {"none", "null", "true", "false", "", "***", "redacted", "key"}
-_COUNT = re.compile(r"\d{1,9}(?:\.\d+)?%?")
-"""Of tokens, which are what models read and write as well: `#token: 351`."""
+_COUNT = re.compile(r"\d{1,9}(?!\w)")
+"""What SGLang counts of tokens, after a `#`: `#token: 351`, `#new-token: 12`."""
 
 
 class Redactor:
@@ -101,8 +104,10 @@ class Redactor:
         return _IPV6.sub(self._address, text)
 
     def _named(self, found: re.Match[str]) -> str:
-        nothing = found[2].lower() in _NOTHING or (found[1][:5].lower() == "token" and _COUNT.fullmatch(found[2]))
-        return found[0] if nothing else found[1] + self.label("key", found[2])
+        counted, name, value = found[1] or "", found[2], found[3]
+        if value.lower() in _NOTHING or (counted and _COUNT.match(value)):
+            return found[0]
+        return counted + name + self.label("key", value)
 
     def _url(self, found: re.Match[str]) -> str:
         scheme, credentials, host = found[1], found[2], found[3]
@@ -114,6 +119,8 @@ class Redactor:
         return scheme + shown + (host if public else self.label("host", bare))
 
     def _address(self, found: re.Match[str]) -> str:
+        if _is_version(found):
+            return found[0]
         try:
             address = ipaddress.ip_address(found[0].partition("%")[0])
         except ValueError:
@@ -121,6 +128,11 @@ class Redactor:
         if address.is_loopback or address.is_unspecified or (found[0].count(":") == 2 and found[0].endswith("::")):
             return found[0]
         return self.label("address", str(address))
+
+
+def _is_version(found: re.Match[str]) -> bool:
+    before, after = found.string[max(0, found.start() - 64) : found.start()], found.string[found.end() :][:80]
+    return bool((_WHEEL_BEFORE.search(before) and _WHEEL_AFTER.match(after)) or _VERSION_BEFORE.search(before))
 
 
 def _is_address(text: str) -> bool:

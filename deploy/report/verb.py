@@ -6,10 +6,8 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
 
 import typer
 from python_on_whales.exceptions import DockerException
@@ -83,9 +81,9 @@ def collect(root: Path, spec: Path, state: State, host: HostReport, needs: Needs
     add("stack.env", state.environment.read_text)
     if host.docker and host.docker.server:
         stack = running_stack(root, state.environment)
-        add("compose-effective.json", lambda: _json(stack.config()))
+        add("compose-effective.json", lambda: json.dumps(stack.config(), indent=2) + "\n")
         roles = {entry.role: entry for entry in stack.roles()}
-        add("roles.json", lambda: _json({role: asdict(entry) for role, entry in roles.items()}))
+        add("roles.json", lambda: json.dumps({role: entry.as_dict() for role, entry in roles.items()}, indent=2) + "\n")
         for role in dict.fromkeys((*stack.expected, *roles)):
             if entry := roles.get(role):
                 add(f"logs/{role}.log", lambda entry=entry: last_lines(stack.log(entry.container, tail=4000)))
@@ -95,13 +93,6 @@ def collect(root: Path, spec: Path, state: State, host: HostReport, needs: Needs
         missing.append("everything from Docker: no engine answers\n")
     texts["missing.txt"] = "".join(missing) or "nothing\n"
     return texts
-
-
-def _json(value: object) -> str:
-    def plain(one: object) -> object:
-        return sorted(cast("frozenset[int]", one)) if isinstance(one, frozenset) else str(one)
-
-    return json.dumps(value, indent=2, default=plain) + "\n"
 
 
 def _keys(state: State) -> list[str]:

@@ -28,6 +28,7 @@ class Problem:
 
 
 LARGEST_BYTES = 1 << 20
+EXPLAINED = "the deploy.toml that came with this repository explains each key: git log -p deploy.toml"
 
 
 class NoSpec(DeployError):
@@ -201,7 +202,7 @@ def _hint(path: Path) -> str:
         if isinstance(part, str):
             section = getattr(section, part, None)
     if section is None or section == () or isinstance(section, BaseModel):
-        return "git show HEAD:deploy.toml explains each key"
+        return EXPLAINED
     return f"for example {_toml(section)}"
 
 

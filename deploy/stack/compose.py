@@ -4,7 +4,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -74,6 +74,11 @@ class RoleState:
     @property
     def serving(self) -> bool:
         return self.status == "running" and self.health in ("healthy", "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs; times in ISO 8601."""
+        started = self.started_at.isoformat() if self.started_at else None
+        return asdict(self) | {"ports": sorted(self.ports), "started_at": started}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What runs now, as plain data."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,11 +41,9 @@ class Status:
     def as_dict(self) -> Json:
         roles: list[Json] = []
         for state in self.roles:
-            shown: Json = asdict(state) | {"phase": self.phases.get(state.role, "")}
+            shown: Json = state.as_dict() | {"phase": self.phases.get(state.role, "")}
             seen = self.compiled.get(state.role)
             shown["compiled"] = seen.model_dump() if seen else None
-            shown["ports"] = sorted(state.ports)
-            shown["started_at"] = state.started_at.isoformat() if state.started_at else None
             roles.append(shown)
         return {
             "project": self.project,

@@ -1,4 +1,4 @@
-"""Puts what the fault tests have seen into docs/faults.md, its older rows' place: `make test-faults` calls it last."""
+"""Puts what the fault tests have seen into docs/faults.md, over older rows of the same: `make test-faults` ends so."""
 
 import json
 import platform
@@ -42,12 +42,15 @@ def merged(table: str, seen: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]
 
 
 def main() -> None:
+    if not RESULTS.exists():
+        return
     seen: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text())
     cores = len([line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("processor")])
     memory = int(Path("/proc/meminfo").read_text().split()[1]) // 1024**2
-    machine = f"Machine: {cores} shared {platform.machine()} cores, {memory} GiB, no GPU."
+    machine = f"Machine of the last run: {cores} shared {platform.machine()} cores, {memory} GiB, no GPU."
     rows = merged(TABLE.read_text(), map(cells, seen.values()))
     TABLE.write_text(HEAD.format(machine=machine) + "".join(f"| {' | '.join(row)} |\n" for row in rows))
+    RESULTS.unlink()
 
 
 if __name__ == "__main__":

@@ -183,6 +183,12 @@ def test_there_are_no_colours_in_a_pipe(machine: Machine) -> None:
         assert "\x1b" not in result.stdout + result.stderr
 
 
+@pytest.mark.slow
+def test_no_line_is_padded_in_a_pipe(machine: Machine) -> None:
+    lines = machine.run("doctor").stdout.splitlines()
+    assert len(lines) > 3 and lines == [line.rstrip() for line in lines]
+
+
 def test_an_empty_question_is_a_usage_error(machine: Machine) -> None:
     machine.docker()
     assert machine.run("chat").returncode == 2

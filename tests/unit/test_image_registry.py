@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from deploy.errors import DeployError
 from deploy.image.registry import (
     Client,
+    NoRegistry,
     NotInRegistry,
     Registry,
     RegistryUnreachable,
     digest_of,
     parse_manifest,
     parse_registry,
+    wanted_registry,
 )
 
 DIGEST = f"sha256:{'1' * 64}"
@@ -51,7 +53,7 @@ def test_an_address_says_where_the_image_lies_and_how_it_is_reached(address: str
 
 @pytest.mark.parametrize("address", ["", "a b", "ftp://host", "host:port", "host/UPPER", "host/../x", "user@host"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(DeployError, match="names no registry"):
+    with pytest.raises(NoRegistry, match="names no registry"):
         parse_registry(address)
 
 
@@ -245,3 +247,11 @@ def test_a_registry_that_takes_blobs_nowhere_is_none() -> None:
 
     with pytest.raises(RegistryUnreachable, match="does not answer as a registry"):
         client(answer).put_blob(b"x")
+
+
+def test_a_registry_of_the_command_line_needs_no_deploy_toml(tmp_path: Path) -> None:
+    assert wanted_registry("registry.lan:5000/team", tmp_path / "missing.toml").host == "registry.lan:5000"
+    (tmp_path / "deploy.toml").write_text('profile = "cpu"\n')
+    with pytest.raises(NoRegistry, match="no registry is named") as caught:
+        wanted_registry(None, tmp_path / "deploy.toml")
+    assert caught.value.exit_code == 2

@@ -4,12 +4,10 @@ from pathlib import Path
 
 import lookalike
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lookalike import EIGHT_GPUS, GIB, LAYOUTS, Layout, RecordedHost, Slot, host
 from rich.console import Console
-from typer.testing import CliRunner
 
 from deploy.errors import DeployError
 from deploy.host.errors import HostError
@@ -31,6 +29,19 @@ ROOT = Path(__file__).parents[2]
 
 def measured(report: HostReport, **results: object) -> HostReport:
     return report.model_copy(update={"active": ActiveTests.model_validate({"image": "x", **results})})
+
+
+def run_init(report: HostReport, folder: Path, env_file: Path | None = None) -> None:
+    init(
+        report,
+        folder / "deploy.toml",
+        state=State(folder / ".state"),
+        env_file=env_file,
+        image="img:1",
+        dry_run=False,
+        yes=True,
+        as_json=False,
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
@@ -126,7 +137,7 @@ def test_a_host_without_two_groups_of_four_is_refused_with_the_reason(layout: La
     report = probe(host(layout))
     assert "would span nodes" in propose(report).obstacles[0]
     with pytest.raises(HostError, match="would span nodes"):
-        init(report, tmp_path / "deploy.toml", env_file=None, image="i", dry_run=False, yes=True, as_json=False)
+        run_init(report, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -136,7 +147,7 @@ def test_two_and_four_gpus_are_planned_as_replicas(layout: Layout, engines: int,
     proposal = propose(report)
     assert (proposal.profile, len(proposal.roles)) == ("replicas", engines)
     assert all(len(role.gpus) == 2 for role in proposal.roles)
-    init(report, tmp_path / "deploy.toml", env_file=None, image="i", dry_run=False, yes=True, as_json=False)
+    run_init(report, tmp_path)
     spec_file = load(tmp_path / "deploy.toml")
     assert spec_file.spec.profile == "replicas"
     uuids = [lookalike.uuid(gpu.index) for role in proposal.roles for gpu in role.gpus]
@@ -290,31 +301,23 @@ def test_writing_needs_a_yes_and_is_whole(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["deploy.toml"]
 
 
-def test_init_writes_spec_and_env_file(tmp_path: Path) -> None:
-    app = typer.Typer()
-    report = probe(host(EIGHT_GPUS))
-
-    @app.command()
-    def run() -> None:
-        init(
-            report,
-            tmp_path / "deploy.toml",
-            env_file=tmp_path / ".env",
-            image="img:1",
-            dry_run=False,
-            yes=False,
-            as_json=False,
-        )
-
-    result = CliRunner().invoke(app)
-    assert result.exit_code == 0, result.output
-    assert parse((tmp_path / "deploy.toml").read_text(), Path("deploy.toml")).spec.profile == "pd"
-    env = (tmp_path / ".env").read_text()
-    for line in (
-        "IMAGE=img:1",
-        f"DECODE_GPU_3=nvidia.com/gpu={lookalike.uuid(7)}",
-        "PREFILL_NUMA_NODE=0",
-        "NCCL_P2P_LEVEL=PHB",
-        "COMPOSE_FILE=compose.yaml",
-    ):
-        assert line in env
+@pytest.mark.parametrize(
+    ("machine", "lines"),
+    [
+        (
+            host(EIGHT_GPUS),
+            [
+                "IMAGE=img:1",
+                f"DECODE_GPU_3=nvidia.com/gpu={lookalike.uuid(7)}",
+                "PREFILL_NUMA_NODE=0",
+                "NCCL_P2P_LEVEL=PHB",
+                "COMPOSE_FILE=compose.yaml",
+            ],
+        ),
+        (lookalike.no_gpu(), ["MODEL_PATH={}/.state/model/tiny", "COMPOSE_FILE=compose.yaml:compose.cpu.yaml"]),
+    ],
+)
+def test_init_writes_spec_and_env_file(tmp_path: Path, machine: lookalike.RecordedHost, lines: list[str]) -> None:
+    run_init(probe(machine), tmp_path, tmp_path / ".env")
+    assert parse((tmp_path / "deploy.toml").read_text(), Path("deploy.toml")).spec.profile in ("pd", "cpu")
+    assert {line.format(tmp_path) for line in lines} <= set((tmp_path / ".env").read_text().splitlines())

@@ -132,7 +132,7 @@ def test_another_profile_is_one_line(repository: Path) -> None:
     assert disagreements(repository) == ["profile: pd is locked, deploy.toml has another"]
     update(repository)
     replace("deploy.toml", 'profile = "cpu"', 'profile = "pd"')(repository)
-    assert disagreements(repository) == ["profile: pd is not locked"]
+    assert disagreements(repository) == ["profile: none is locked, deploy.toml has pd"]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from deploy.report.redact import Redactor
 from deploy.report.verb import collect, report
 from deploy.stack.state import State
 
+REPOSITORY = Path(__file__).parents[2]
 SECRETS = {
     "host name": "inference-17.rack4.example-corp.net",
     "short host name": "inference-17",
@@ -60,8 +61,7 @@ KEPT = (
     "PCI 0000:a4:00.0 and 00000000:A4:00.0, driver 580.95.05, SGLang 0.5.23, cpus 0-47,96-143, http://127.0.0.1:30000, "
     "listening on 0.0.0.0:30000 and [::1]:80, at 12:34:56, NCCL 2.28.9, https://github.com/NVIDIA/nccl/issues/2079, "
     "max_total_tokens=8192, api_key=None, torch::c10, sha256:9f86d081884c7d659a2feaa0c55ad015, http://prefill:30000, "
-    "#token: 351, token usage: 0.02, 'Authorization: Bearer KEY', cuda_toolkit-13.0.3.0-py2.py3-none-any.whl, "
-    'nvidia-cudnn==9.10.2.21, version = "13.0.3.0"\n'
+    "#token: 351, #new-token: 12\x1b[0m, #full token: 7. token usage: 0.02, 'Authorization: Bearer KEY'\n"
 )
 
 
@@ -106,6 +106,28 @@ def test_each_secret_is_found_alone_in_its_own_kind_of_line(name: str) -> None:
 
 def test_what_diagnosis_needs_stays() -> None:
     assert redactor().text(KEPT) == KEPT
+
+
+def test_the_lock_stays_as_it_is() -> None:
+    lock = (REPOSITORY / "deploy.lock").read_text()
+    assert redactor().text(lock) == lock
+    assert redactor().text(json.dumps(lock)) == json.dumps(lock)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "X-Auth-Token: {}123456789",
+        "api_token={}314159265",
+        "# token: {}20240131",
+        "to {}10.0.0.5-cp1",
+        "node {}host-10.44.7.201-py3",
+        "peer=={}10.44.7.201",
+    ],
+)
+def test_numbers_and_addresses_that_look_like_counts_and_versions_are_replaced(line: str) -> None:
+    secret = line.partition("{}")[2].removeprefix("host-").split("-")[0]
+    assert secret not in redactor().text(line.replace("{}", ""))
 
 
 def test_the_same_value_has_the_same_label_in_every_file() -> None:

@@ -2,9 +2,11 @@
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.observe_verbs import in_words
 from deploy.stack.trace import trace
 
 ROOM = 7641857896340556932
@@ -105,3 +107,17 @@ def test_an_id_that_nobody_logged_gives_nothing() -> None:
 @given(st.dictionaries(st.sampled_from(["front", "router", "prefill"]), st.text()), st.from_regex(r"[\w.-]{1,20}"))
 def test_no_log_breaks_it(logs: dict[str, str], request_id: str) -> None:
     trace({role: f"{DAY}:01.0Z {log}" for role, log in logs.items()}, request_id)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("e2e_latency", 0.01414904199987177, "14.1ms"),
+        ("latency", "182018", "182.0ms"),
+        ("finish_reason", {"type": "stop", "matched": 2}, "stop"),
+        ("finish_reason", {"type": "abort", "message": "prefill died"}, "{'type': 'abort', 'message': 'prefill died'}"),
+        ("prompt_tokens", 30, "30"),
+    ],
+)
+def test_details_have_units_for_people_and_keep_an_aborts_reason(name: str, value: object, words: str) -> None:
+    assert in_words(name, value) == words

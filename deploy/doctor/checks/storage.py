@@ -32,9 +32,9 @@ def image(report: HostReport, needs: Needs) -> Iterator[Problem]:
 @check("disk.weights", GROUP)
 def weights(report: HostReport, needs: Needs) -> Iterator[Problem]:
     """Where deploy.toml has the model there are no weights."""
-    if report.model_shards == 0 and needs.profile != "cpu":
+    if needs.model_folder and report.model_shards == 0:
         yield error(
-            f"there is no model in {needs.model_folder}",
+            f"no .safetensors file is seen in {needs.model_folder}",
             "the engines read their weights from there: .safetensors files, config.json, tokenizer",
             "set path under [model] in deploy.toml, or bring what deploy.lock names: deploy model fetch",
         )
