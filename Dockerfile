@@ -54,7 +54,10 @@ ENV LIBRARY_PATH=/opt/cuda-link:/opt/venv/lib/python3.11/site-packages/nvidia/cu
 RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,source=modules,target=/tmp/modules \
     set -eu; umask 022; \
     # Names that a linker asks for and CUDA's wheels lack; the driver's library itself is only there at run time.
-    mkdir /opt/cuda-link; ln -s "$CUDA_HOME/lib/libcudart.so.13" /opt/cuda-link/libcudart.so; \
+    mkdir /opt/cuda-link; \
+    for name in cudart nvrtc cublas cublasLt; do \
+      test -e "$CUDA_HOME/lib/lib$name.so.13"; ln -s "$CUDA_HOME/lib/lib$name.so.13" "/opt/cuda-link/lib$name.so"; \
+    done; \
     gcc -shared -nostdlib -Wl,-soname,libcuda.so.1 -o /opt/cuda-link/libcuda.so -x c /dev/null; \
     # Here FlashInfer takes modules from before it compiles them; `deploy bake modules` puts them into the engines' cache.
     site=/opt/venv/lib/python3.11/site-packages; \

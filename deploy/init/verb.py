@@ -68,7 +68,7 @@ def init(
         obstacle = obstacle or f"{error.problems[0].message}: {error.problems[0].why}"
     if as_json:
         typer.echo(json.dumps({**_plain(proposal), "deploy_toml": text, "obstacle": obstacle}, indent=2))
-    else:
+    elif not (obstacle and proposal.profile == "cpu"):
         _show(report, proposal)
     if obstacle or spec_file is None:
         raise HostError(

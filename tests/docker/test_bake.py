@@ -73,6 +73,18 @@ print(json.dumps(caches.count(caches.CACHE)))
 """
 
 
+LIBRARIES = f"""{PRELUDE}
+import subprocess
+import compile_modules
+wanted = set()
+for path in compile_modules.FLASHINFER.values():
+    wanted |= {{flag for flag in compile_modules.called(path).extra_ldflags or [] if flag.startswith("-l")}}
+wanted |= {{"-lcudart", "-lcuda"}}
+missing = [flag for flag in sorted(wanted) if subprocess.run(["gcc", "-shared", "-o", "/tmp/a.so", flag]).returncode]
+print(json.dumps([sorted(wanted), missing]))
+"""
+
+
 def python(image: str, code: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program in the image as an engine runs: no network, nothing writable but /tmp."""
     named = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
@@ -203,6 +215,14 @@ def test_a_module_compiled_without_a_gpu_is_what_an_engine_loads_where_nothing_m
     again: list[str] = []
     container.compile_modules(first, image, [MODULE], 2, again.append)
     assert again == []
+
+
+def test_the_linker_finds_the_libraries_of_every_module(image: str) -> None:
+    """A module that takes hours of compilers fails at its last step without one."""
+    compiler = ("--volume", f"{ROOT / 'deploy/bake/compile_modules.py'}:/opt/compile_modules.py:ro")
+    done = python(image, LIBRARIES, *compiler, PYTHONPATH="/opt", FLASHINFER_WORKSPACE_BASE="/tmp/workspace")
+    wanted, missing = answer(done)  # type: ignore[misc]
+    assert {"-lcuda", "-lcudart", "-lnvrtc"} <= set(wanted) and missing == []
 
 
 def test_an_unknown_module_is_named_with_those_there_are(stacks: tuple[Stack, Stack], image: str) -> None:
