@@ -302,10 +302,11 @@ def test_writing_needs_a_yes_and_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "lines"),
+    ("machine", "profile", "lines"),
     [
         (
             host(EIGHT_GPUS),
+            "pd",
             [
                 "IMAGE=img:1",
                 f"DECODE_GPU_3=nvidia.com/gpu={lookalike.uuid(7)}",
@@ -314,10 +315,12 @@ def test_writing_needs_a_yes_and_is_whole(tmp_path: Path) -> None:
                 "COMPOSE_FILE=compose.yaml",
             ],
         ),
-        (lookalike.no_gpu(), ["MODEL_PATH={}/.state/model/tiny", "COMPOSE_FILE=compose.yaml:compose.cpu.yaml"]),
+        (lookalike.no_gpu(), "cpu", ["MODEL_PATH={}/.state/model/tiny", "COMPOSE_FILE=compose.yaml:compose.cpu.yaml"]),
     ],
 )
-def test_init_writes_spec_and_env_file(tmp_path: Path, machine: lookalike.RecordedHost, lines: list[str]) -> None:
+def test_init_writes_spec_and_env_file(
+    tmp_path: Path, machine: lookalike.RecordedHost, profile: str, lines: list[str]
+) -> None:
     run_init(probe(machine), tmp_path, tmp_path / ".env")
-    assert parse((tmp_path / "deploy.toml").read_text(), Path("deploy.toml")).spec.profile in ("pd", "cpu")
+    assert parse((tmp_path / "deploy.toml").read_text(), Path("deploy.toml")).spec.profile == profile
     assert {line.format(tmp_path) for line in lines} <= set((tmp_path / ".env").read_text().splitlines())
