@@ -23,7 +23,7 @@ from sm120_kernels.ops.indexer_logits import PAGE_TOKENS, indexer_logits
 from sm120_kernels.ops.inv_rope_wo_a import inv_rope_wo_a
 from sm120_kernels.ops.mhc_post_pre_norm import mhc_post_pre_norm
 from sm120_kernels.ops.moe_fp4_small_batch import SWIGLU_LIMIT, moe_fp4_small_batch
-from sm120_kernels.ops.prepare_queries import prepare_queries
+from sm120_kernels.ops.prepare_queries import Queries
 from sm120_kernels.ops.route_experts import route_experts
 from sm120_kernels.ops.sparse_mla_decode import sparse_mla_decode
 from sm120_kernels.ops.store_attention_inputs import Compressor, store_attention_inputs
@@ -284,7 +284,15 @@ def ours(weights: Weights, caches: Caches, requests: Requests, s: SimpleNamespac
         assert w.projection is not None
         s.projected = bf16_linear_partials(s.x, w.projection, settled=True)
 
-    def store() -> None:
+    def query() -> None:
+        # With compressors their projection lies between this kernel and the one that makes its input.
+        s.q = fp8_block_linear(
+            s.qkv[:, :Q_LORA], *w.dense["wq_b"], norm_weight=w.q_norm, settled=w.projection is not None
+        )
+
+    def prepare() -> None:
+        indexed = {"projected": s.projected, "first_column": head_weights} if ratio == 4 else {}
+        queries = Queries.of(s.q, HEADS, **indexed)
         store_attention_inputs(
             s.qkv[:, Q_LORA:],
             w.kv_norm,
@@ -293,15 +301,10 @@ def ours(weights: Weights, caches: Caches, requests: Requests, s: SimpleNamespac
             caches.window,
             requests.window_slots,
             projected=s.projected if ratio else None,
+            queries=queries,
             **compressors,
         )
-
-    def query() -> None:
-        s.q = fp8_block_linear(s.qkv[:, :Q_LORA], *w.dense["wq_b"], norm_weight=w.q_norm, settled=True)
-
-    def prepare() -> None:
-        indexed = {"projected": s.projected, "first_column": head_weights} if ratio == 4 else {}
-        s.query, s.index_q, s.index_weights = prepare_queries(s.q, HEADS, requests.rope, requests.positions, **indexed)
+        s.query, s.index_q, s.index_weights = queries.view, queries.index_q, queries.index_weights
 
     def score() -> None:
         assert caches.index is not None
@@ -351,7 +354,7 @@ def ours(weights: Weights, caches: Caches, requests: Requests, s: SimpleNamespac
     calls: Calls = [("mHC", lambda: boundary(0)), ("linear", qkv)]
     if ratio:
         calls.append(("linear", project))
-    calls += [("glue", store), ("linear", query), ("glue", prepare)]
+    calls += [("linear", query), ("glue", prepare)]
     if ratio == 4:
         calls += [("indexer", score), ("indexer", select)]
     calls += [("attention", attend), ("linear", output_a), ("linear", output_b)]

@@ -110,13 +110,13 @@ class Step:
                 if category == name:
                     call()
 
-    def launches(self) -> dict[str, int]:
-        """Kernels, copies and memsets of a layer of each kind, counted by torch's profiler."""
+    def launches(self, stream: torch.cuda.Stream) -> dict[str, int]:
+        """Kernels, copies and memsets of a layer of each kind."""
         found = {}
         for kind, ratio in KINDS.items():
             if ratio in self.by_kind:
                 calls = self.calls(RATIOS.index(ratio), SimpleNamespace(**vars(self.by_kind[ratio])))
-                found[kind] = timing.count_launches(lambda calls=calls: [call() for _, call in calls])
+                found[kind] = timing.count_launches(lambda calls=calls: [call() for _, call in calls], stream)
         return found
 
 
@@ -147,7 +147,8 @@ def graph_microseconds(call: Callable[[], object], stream: torch.cuda.Stream, re
 def record_trace(step: Step, stream: torch.cuda.Stream, folder: Path) -> Path:
     """Record some replays of a step's graph with torch's profiler, marked as SGLang marks its steps.
 
-    The file is for `deploy profile`; the profiler slows the step down, so no time is taken from here.
+    The file is for `deploy profile`; the profiler slows the step down and what follows (`timing.count_launches`), so no
+    time is taken from here on.
     """
     with torch.cuda.stream(stream):
         step.run()
@@ -188,7 +189,7 @@ def measure(step: Step, machine: timing.Machine, stream: torch.cuda.Stream, shar
         "flops": sum(cost.flops for cost in least.values()),
         "bytes_by_category": {name: cost.bytes for name, cost in least.items()},
         "experts_hit": statistics.mean(step.hit),
-        "launches": step.launches(),
+        "launches": step.launches(stream),
     }
     row["roofline_microseconds"] = machine.roofline_microseconds(row["bytes"], row["flops"])
     row["microseconds"] = graph_microseconds(step.run, stream)
@@ -425,7 +426,7 @@ def main() -> None:
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS))
     parser.add_argument("--layers", type=int, default=LAYERS, help="only the first so many layers")
     parser.add_argument("--no-error", action="store_true", help="leave out the comparison with float64")
-    parser.add_argument("--trace", type=Path, metavar="FOLDER", help="also write a profiler trace of each step there")
+    parser.add_argument("--trace", type=Path, metavar="FOLDER", help="also write a profiler trace of the step there")
     parser.add_argument("--warm", choices=KINDS, help="only compile the kernels of one kind of layer")
     options = parser.parse_args()
     if options.warm:
@@ -433,6 +434,8 @@ def main() -> None:
             run_one_layer(options.warm, count)
         return
     ways = tuple(way for way in WAYS if way in options.ways)
+    if options.trace and len(options.requests) * len(options.context) * len(ways) > 1:
+        parser.error("--trace goes with one of --requests, --context and --ways: it slows down what is timed after it")
     begun = time.monotonic()
 
     def say(text: str) -> None:

@@ -8,6 +8,7 @@ L2 cache is read from it, as in a real step. One call a graph would add about 10
 from __future__ import annotations
 
 import argparse
+import ctypes
 import dataclasses
 import datetime
 import json
@@ -113,14 +114,44 @@ def time_calls(calls: Sequence[Call], replays: int = REPLAYS) -> Timing:
     return Timing(statistics.median(times), min(times), max(times), count)
 
 
-def count_launches(call: Call) -> int:
-    """Kernels, copies and memsets that one call puts on the GPU, counted by torch's profiler."""
-    call()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+# CUgraphNodeType of the CUDA driver API.
+_LAUNCHES = {0: "kernel", 1: "memcpy", 2: "memset"}
+
+
+def count_launches(call: Call, stream: torch.cuda.Stream | None = None) -> int:
+    """Kernels, copies and memsets that one call puts on the GPU: the nodes of its CUDA graph.
+
+    Not counted by torch's profiler: once that has run, kernels of the process take longer (on an H200 a decode step
+    7.1 ms instead of 6.7, mHC's two launches 6.3 µs instead of 5.4), as dependent launches no longer overlap.
+
+    Args:
+        call: safe to capture.
+        stream: to run it on first and capture it on.
+
+    Raises:
+        OSError: no CUDA driver.
+        RuntimeError: the driver refuses to list the nodes.
+    """
+    stream = stream or torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         call()
-        torch.cuda.synchronize()
-    return sum(1 for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    driver = ctypes.CDLL("libcuda.so.1")
+    handle, count, kind = ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t(), ctypes.c_int()
+    failed = driver.cuGraphGetNodes(handle, None, ctypes.byref(count))
+    nodes = (ctypes.c_void_p * count.value)()
+    failed = failed or driver.cuGraphGetNodes(handle, nodes, ctypes.byref(count))
+    launches = 0
+    for node in nodes:
+        failed = failed or driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind))
+        launches += kind.value in _LAUNCHES
+    if failed:
+        raise RuntimeError(f"the CUDA driver does not list the graph's nodes: error {failed}")
+    return launches
 
 
 def copy_bandwidth(gibibytes: float = 1.0) -> float:

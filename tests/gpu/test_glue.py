@@ -7,7 +7,7 @@ import pytest
 import torch
 from benchmarks.decode_layer import Caches, Requests, Weights
 from sm120_kernels.ops.bf16_linear_partials import bf16_linear_partials
-from sm120_kernels.ops.prepare_queries import prepare_queries
+from sm120_kernels.ops.prepare_queries import Queries, prepare_queries
 from sm120_kernels.ops.route_experts import route_experts
 from sm120_kernels.ops.store_attention_inputs import Compressor, store_attention_inputs
 from sm120_kernels.reference import prepare_queries as queries_reference
@@ -94,3 +94,46 @@ def test_stored_keys_and_states_equal_float64(ratio: int, tokens: int) -> None:
         columns = slice(one.first_column, one.first_column + one.columns)
         rows[one.plan[:, 1].long()] = projected.sum(0)[:, columns]
         assert torch.allclose(one.state, rows, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("ratio", [0, 4, 128])
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_queries_in_the_launch_of_the_stores_are_those_of_a_launch_of_their_own(tokens: int, ratio: int) -> None:
+    generator = torch.Generator("cuda").manual_seed(tokens)
+    weights = Weights.random(ratio, generator)
+    requests = Requests.staggered(tokens, 2048, generator)
+    qkv, q = normal(tokens, 1536).bfloat16(), normal(tokens, 16384 if ratio == 4 else 8192).bfloat16()
+    projected = normal(8, tokens, 2624 if ratio == 4 else 1024) if ratio else None
+    indexed = {"projected": projected, "first_column": 2560} if ratio == 4 else {}
+    stored = []
+    for together in (False, True):
+        caches = Caches.random(weights, requests, torch.Generator("cuda").manual_seed(ratio))
+        given = dict(zip(("compressor", "index_compressor"), caches.compressors, strict=False))
+        queries = Queries.of(q.clone(), 16, **indexed)
+        store_attention_inputs(
+            qkv[:, 1024:],
+            weights.kv_norm,
+            requests.rope,
+            requests.positions,
+            caches.window,
+            requests.window_slots,
+            projected=projected,
+            queries=queries if together else None,
+            **given,
+        )
+        if not together:
+            prepare_queries(
+                queries.q,
+                16,
+                requests.rope,
+                requests.positions,
+                index_q=queries.index_q,
+                index_weights=queries.index_weights,
+                **indexed,
+            )
+        stored.append([caches.window, caches.compressed, caches.index, queries.q, queries.index_q])
+        stored[-1] += [queries.index_weights, *(one.state for one in caches.compressors)]
+    for apart, together in zip(*stored, strict=True):
+        assert (apart is None) == (together is None)
+        if apart is not None and together is not None:
+            assert torch.equal(apart.contiguous().view(torch.uint8), together.contiguous().view(torch.uint8))

@@ -2,12 +2,14 @@
 
 One launch with programs for each of them and token: the key's norm, RoPE, quantisation and paged store; the
 attention's compressor (its state, and at a group's last token the group's pooled key); the same for the indexer's.
+The queries may be prepared in the same launch: they are ready later than the rest, which is done meanwhile.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -18,7 +20,8 @@ from sm120_kernels import kv_layout, serving
 from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index, require_rows, sm_count
 from sm120_kernels.interpret import to_bf16, to_e4m3
-from sm120_kernels.ops import bf16_linear_partials, indexer_logits
+from sm120_kernels.ops import bf16_linear_partials, indexer_logits, prepare_queries
+from sm120_kernels.ops.prepare_queries import Queries, begin, prepare_heads
 from sm120_kernels.rotation import hadamard, rotate
 
 HEAD_DIM = kv_layout.HEAD_DIM
@@ -105,6 +108,7 @@ def _pool_4(
     length,
     DIM: tl.constexpr,
     SPLITS: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
     """Keep the token's row; the pooled key of its group and the one before, of use at a group's last token."""
     write = tl.load(plan_ptr + 1)
@@ -116,11 +120,6 @@ def _pool_4(
     late = _projected(partial_ptr, token, tokens, columns, first + DIM, DIM, SPLITS)
     early_score = _projected(partial_ptr, token, tokens, columns, first + 2 * DIM, DIM, SPLITS)
     late_score = _projected(partial_ptr, token, tokens, columns, first + 3 * DIM, DIM, SPLITS)
-    row = state + write.to(tl.int64) * (4 * DIM)
-    tl.store(row, early)
-    tl.store(row + DIM, late)
-    tl.store(row + 2 * DIM, early_score)
-    tl.store(row + 3 * DIM, late_score)
     pooled = early
     if length % 4 == 0:
         top = late_score + tl.load(ape_ptr + 7 * DIM + column)
@@ -143,6 +142,12 @@ def _pool_4(
             total = total * keep + weight
             top = new_top
         pooled = pooled / total
+    begin(WAIT)
+    row = state + write.to(tl.int64) * (4 * DIM)
+    tl.store(row, early)
+    tl.store(row + DIM, late)
+    tl.store(row + 2 * DIM, early_score)
+    tl.store(row + 3 * DIM, late_score)
     return pooled
 
 
@@ -163,6 +168,7 @@ def _pool_128(
     DIM: tl.constexpr,
     SLICES: tl.constexpr,
     SPLITS: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
     """Keep a slice of the token's row; at a group's last token pool it, into pooled_ptr. Is it the last slice to do so?
 
@@ -174,10 +180,7 @@ def _pool_128(
     column = slice * WIDTH + tl.arange(0, WIDTH)
     own = _projected(partial_ptr, token, tokens, columns, first + slice * WIDTH, WIDTH, SPLITS)
     own_score = _projected(partial_ptr, token, tokens, columns, first + DIM + slice * WIDTH, WIDTH, SPLITS)
-    row = state_ptr + write.to(tl.int64) * (2 * DIM) + column
-    tl.store(row, own)
-    tl.store(row + DIM, own_score)
-    last = False
+    pooled = own
     if length % 128 == 0:
         member = tl.arange(0, 128)
         place = state_ptr + (page.to(tl.int64) * 128 + member)[:, None] * (2 * DIM) + column[None, :]
@@ -186,7 +189,14 @@ def _pool_128(
         score += tl.load(ape_ptr + member[:, None] * DIM + column[None, :])
         value = tl.where(before, tl.load(place, mask=before, other=0.0), own[None, :])
         weight = tl.exp(score - tl.max(score, 0)[None, :])
-        tl.store(pooled_ptr + token * DIM + column, tl.sum(value * weight, 0) / tl.sum(weight, 0))
+        pooled = tl.sum(value * weight, 0) / tl.sum(weight, 0)
+    begin(WAIT)
+    row = state_ptr + write.to(tl.int64) * (2 * DIM) + column
+    tl.store(row, own)
+    tl.store(row + DIM, own_score)
+    last = False
+    if length % 128 == 0:
+        tl.store(pooled_ptr + token * DIM + column, pooled)
         # All of this program's stores come before the count; the last program to count sees every program's.
         tl.debug_barrier()
         last = tl.atomic_add(arrivals_ptr + token, 1, sem="acq_rel", scope="gpu") == SLICES - 1
@@ -229,6 +239,13 @@ def _store_attention_inputs_kernel(
     shift,
     page_bytes,
     eps,
+    q_ptr,
+    index_q_ptr,
+    weights_ptr,
+    heads,
+    q_stride,
+    weights_column,
+    weight_scale,
     RATIO: tl.constexpr,
     SLICES: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -236,20 +253,57 @@ def _store_attention_inputs_kernel(
     INDEX_DIM: tl.constexpr,
     INDEX_PAGE: tl.constexpr,
     ROPE_DIM: tl.constexpr,
+    PARTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    INDEX_HEADS: tl.constexpr,
+    INDEX_BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (0, token): the window's key; then the compressor, in SLICES for ratio 128; then the indexer's."""
+    """Program (0, token): the window's key; then the compressor, in SLICES for ratio 128; then the indexer's.
+
+    After these PARTS, with QUERIES, the token's query heads, and its indexer's: they come from the kernel right before,
+    everything else is older.
+    """
     part = tl.program_id(0)
     token = tl.program_id(1).to(tl.int64)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    if part == 0:
+    WAIT: tl.constexpr = PDL and QUERIES
+    begin(PDL and not QUERIES)
+    if QUERIES and part >= PARTS:
+        prepare_heads(
+            part - PARTS,
+            token,
+            q_ptr,
+            rope_ptr,
+            positions_ptr,
+            partial_ptr,
+            hadamard_ptr,
+            index_q_ptr,
+            weights_ptr,
+            tokens,
+            heads,
+            q_stride,
+            columns,
+            weights_column,
+            weight_scale,
+            eps,
+            SPLITS,
+            HEADS,
+            DIM,
+            INDEX_HEADS,
+            INDEX_BLOCK,
+            INDEX_DIM,
+            ROPE_DIM,
+            True,
+            PDL,
+        )
+    elif part == 0:
         slot = tl.load(window_slots_ptr + token)
         if slot >= 0:
             table_row = rope_ptr + tl.load(positions_ptr + token).to(tl.int64) * ROPE_DIM
             key = tl.load(kv_ptr + token * kv_stride + tl.arange(0, DIM)).to(tl.float32)
             key = _norm(key, kv_norm_ptr, eps, DIM)
+            begin(WAIT)
             _store_key(key, table_row, window_ptr, slot, window_shift, window_page, False)
     elif RATIO == 128:
         length = tl.load(plan_ptr + token * 4)
@@ -269,6 +323,7 @@ def _store_attention_inputs_kernel(
             DIM,
             SLICES,
             SPLITS,
+            WAIT,
         )
         if last:
             pooled = tl.load(pooled_ptr + token * DIM + tl.arange(0, DIM), cache_modifier=".cg")
@@ -290,6 +345,7 @@ def _store_attention_inputs_kernel(
                 length,
                 DIM,
                 SPLITS,
+                WAIT,
             )
             if length % 4 == 0:
                 pooled_row = rope_ptr + (length - 4).to(tl.int64) * ROPE_DIM
@@ -309,6 +365,7 @@ def _store_attention_inputs_kernel(
                 index_length,
                 INDEX_DIM,
                 SPLITS,
+                WAIT,
             )
             if index_length % 4 == 0:
                 index_row = rope_ptr + (index_length - 4).to(tl.int64) * ROPE_DIM
@@ -362,6 +419,7 @@ def store_attention_inputs(
     projected: torch.Tensor | None = None,
     compressor: Compressor | None = None,
     index_compressor: Compressor | None = None,
+    queries: Queries | None = None,
     eps: float = 1e-6,
 ) -> None:
     """Store each token's window key, and run the layer's compressors one token further.
@@ -388,6 +446,8 @@ def store_attention_inputs(
         projected: [splits, tokens, columns] float32 from `bf16_linear_partials`, for the compressors.
         compressor: the layer's, of dim 512; None in a layer that attends to its window only.
         index_compressor: the indexer's, of dim 128 and ratio 4; with a compressor of ratio 4 only.
+        queries: do what `prepare_queries` does in the same launch. Then q must be what the kernel right before this one
+            writes, and kv and projected what earlier ones wrote (`checks.has_dependent_launch`).
         eps: of every norm.
 
     Raises:
@@ -422,6 +482,12 @@ def store_attention_inputs(
                     f"got {cache.dtype} with shape {list(cache.shape)}"
                 )
             given |= _require_compressor(index_compressor, "index_compressor", INDEX_DIM, tokens, projected.shape[2])
+    if queries is not None:
+        if queries.q.shape[0] != tokens:
+            raise ValueError(f"queries must have {tokens} tokens, got {queries.q.shape[0]}")
+        if queries.projected is not None and queries.projected is not projected:
+            raise ValueError("queries.projected must be the same tensor as projected")
+        given |= {"queries": queries.q}
     require_device(
         kv.device, norm_weight=norm_weight, rope=rope, positions=positions, window=window, slots=window_slots, **given
     )
@@ -439,7 +505,9 @@ def store_attention_inputs(
         stream = torch.cuda.current_stream().cuda_stream if kv.is_cuda else 0
         if tokens > MAX_TOKENS:
             raise ValueError(f"at most {MAX_TOKENS} tokens, got {tokens}")
-    _store_attention_inputs_kernel[(parts, tokens)](
+    # Without queries their arguments only need the right type.
+    asked = queries or Queries(kv, 0, None, 0, 0.0, None, None)
+    _store_attention_inputs_kernel[(parts + (queries.programs if queries else 0), tokens)](
         kv,
         norm_weight,
         rope,
@@ -472,6 +540,13 @@ def store_attention_inputs(
         first.cache.shape[1].bit_length() - 1,
         kv_layout.page_bytes(first.cache.shape[1]),
         eps,
+        asked.q,
+        asked.q.view(torch.float8_e4m3fn) if asked.index_q is None else asked.index_q,
+        rope if asked.index_weights is None else asked.index_weights,
+        asked.heads,
+        asked.q.stride(0),
+        asked.first_column,
+        asked.weight_scale,
         RATIO=first.ratio,
         SLICES=SLICES,
         SPLITS=1 if projected is None else projected.shape[0],
@@ -479,6 +554,11 @@ def store_attention_inputs(
         INDEX_DIM=INDEX_DIM,
         INDEX_PAGE=indexer_logits.PAGE_TOKENS,
         ROPE_DIM=ROPE_DIM,
+        PARTS=parts,
+        HEADS=prepare_queries.QUERY_HEADS,
+        INDEX_HEADS=prepare_queries.INDEX_HEADS,
+        INDEX_BLOCK=prepare_queries.INDEX_HEADS_A_PROGRAM,
+        QUERIES=queries is not None,
         PDL=pdl,
         num_warps=WARPS,
         **({"launch_pdl": True} if pdl else {}),
@@ -554,22 +634,24 @@ def serving_calls() -> Iterator[Callable[[], object]]:
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """Layers with a window only, C4 with its indexer, C128."""
+    """Layers with a window only, C4 with its indexer, C128; without and with the queries."""
     types = {
-        "*bf16:16": "kv_ptr kv_norm_ptr hadamard_ptr",
+        "*bf16:16": "kv_ptr kv_norm_ptr hadamard_ptr q_ptr",
+        "*fp8e4nv:16": "index_q_ptr",
         "*fp32:16": "rope_ptr partial_ptr ape_ptr norm_ptr state_ptr pooled_ptr index_ape_ptr index_norm_ptr "
-        "index_state_ptr",
+        "index_state_ptr weights_ptr",
         "*i64:16": "positions_ptr",
         "*i32:16": "arrivals_ptr window_slots_ptr plan_ptr index_plan_ptr",
         "*u8:16": "window_ptr cache_ptr index_cache_ptr",
         "i32": "tokens window_shift shift",
-        "i32:16": "kv_stride columns first_column index_first_column window_page page_bytes",
-        "fp32": "eps",
+        "i32:16": "kv_stride columns first_column index_first_column window_page page_bytes heads q_stride "
+        "weights_column",
+        "fp32": "eps weight_scale",
     }
-    for ratio, splits in ((0, 1), (4, 8), (128, 16)):
+    for (ratio, splits), queries in itertools.product(((0, 1), (4, 8), (128, 16)), (False, True)):
         yield CompileCase(
             op="store_attention_inputs",
-            shape=f"ratio {ratio}, {splits} shares",
+            shape=f"ratio {ratio}, {splits} shares{', queries' if queries else ''}",
             kernel=_store_attention_inputs_kernel,
             arguments={name: kind for kind, names in types.items() for name in names.split()}
             # Without a compressor the window's slots stand in for its own.
@@ -585,8 +667,14 @@ def compile_cases() -> Iterator[CompileCase]:
                 "INDEX_DIM": INDEX_DIM,
                 "INDEX_PAGE": indexer_logits.PAGE_TOKENS,
                 "ROPE_DIM": ROPE_DIM,
+                "PARTS": 1 + SLICES if ratio == 128 else 3 if ratio else 1,
+                "HEADS": prepare_queries.QUERY_HEADS,
+                "INDEX_HEADS": prepare_queries.INDEX_HEADS,
+                "INDEX_BLOCK": prepare_queries.INDEX_HEADS_A_PROGRAM,
+                "QUERIES": queries,
                 "PDL": True,
             },
             num_warps=WARPS,
+            uses_mma=queries,
             options={"launch_pdl": True},
         )
