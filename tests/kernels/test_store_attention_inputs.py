@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm120_kernels import kv_layout
+from sm120_kernels.ops.prepare_queries import Queries, prepare_queries
 from sm120_kernels.ops.store_attention_inputs import Compressor, store_attention_inputs
 from sm120_kernels.reference import indexer_logits
 from sm120_kernels.reference import store_attention_inputs as reference
@@ -107,6 +108,53 @@ def test_any_call_equals_the_float64_reference(
     assert close(held, reference.quantise(key), 1e-2) and close(held, key, 5e-2)
     for name in names:
         check_compressor(call[name], before[name], call)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    ratio=st.sampled_from([0, 4, 128]),
+    lengths=st.lists(st.sampled_from([1, 4, 127, 128, 256]), min_size=1, max_size=3),
+    heads=st.integers(1, 5),
+    seed=st.integers(0, 2**31),
+)
+def test_queries_in_the_same_launch_are_those_of_prepare_queries_and_change_nothing_that_is_stored(
+    ratio: int, lengths: list[int], heads: int, seed: int
+) -> None:
+    calls = [arguments(ratio, lengths, seed=seed) for _ in range(2)]
+    generator = torch.Generator().manual_seed(seed)
+    tokens = len(lengths)
+    q = torch.randn(tokens, heads * 512 + 8192 * (ratio == 4), generator=generator).to(torch.bfloat16)
+    indexed: dict[str, Any] = {}
+    if ratio == 4:
+        weights = torch.randn(2, tokens, 64, generator=generator)
+        for call in calls:
+            call["projected"] = torch.cat([call["projected"], weights], 2)
+        indexed = {"first_column": calls[0]["projected"].shape[2] - 64}
+    apart, together = calls
+    shares = [{"projected": call["projected"]} if ratio == 4 else {} for call in calls]
+    expected = prepare_queries(q.clone(), heads, apart["rope"], apart["positions"], **shares[0], **indexed)
+    store_attention_inputs(**apart)
+    queries = Queries.of(q.clone(), heads, **shares[1], **indexed)
+    store_attention_inputs(**together, queries=queries)
+    for found, wanted in zip((queries.view, queries.index_q, queries.index_weights), expected, strict=True):
+        assert (found is None) == (wanted is None)
+        assert found is None or wanted is None or torch.equal(found.float(), wanted.float())
+    for name in ("compressor", "index_compressor"):
+        if name in apart:
+            assert torch.equal(apart[name].state, together[name].state)
+            held = [reference.read(call[name].cache, call[name].slots).nan_to_num() for call in calls]
+            assert torch.equal(*held)
+    assert torch.equal(*(reference.read(call["window"], call["window_slots"]) for call in calls))
+
+
+def test_queries_of_other_tokens_or_another_projection_are_refused() -> None:
+    call = arguments(4, [5, 6])
+    q = torch.zeros(3, 512, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="queries must have 2 tokens"):
+        store_attention_inputs(**call, queries=Queries.of(q, 1))
+    q = torch.zeros(2, 512 + 8192, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="must be the same tensor"):
+        store_attention_inputs(**call, queries=Queries.of(q, 1, projected=call["projected"].clone()))
 
 
 def test_a_slot_of_minus_one_stores_nothing() -> None:

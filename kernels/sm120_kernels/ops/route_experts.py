@@ -17,6 +17,7 @@ EXPERTS = 256
 TOP = 6
 PLACES = 8
 LEAST_SUM = tl.constexpr(1e-20)
+TAKEN = tl.constexpr(-(2**31))
 
 
 @triton.jit
@@ -65,17 +66,20 @@ def _route_experts_kernel(
         scores = _scores(partial_ptr, token * EXPERTS + expert, expert < EXPERTS, tokens, EXPERTS, SPLITS)
         choice = scores + tl.load(bias_ptr + expert)
         bits = choice.to(tl.int32, bitcast=True)
-        # The score's order in the upper bits, then the expert: one maximum finds both, the lower expert among equals.
-        keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) * EXPERTS + (EXPERTS - 1 - expert)
+        # In the order of the scores; a warp finds the largest int32 in one instruction.
+        keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        score_bits = scores.to(tl.int32, bitcast=True)
         ids = tl.zeros([PLACES], tl.int32)
-        weights = tl.zeros([PLACES], tl.float32)
+        weights = tl.zeros([PLACES], tl.int32)
         for rank in tl.static_range(TOP):
             best = tl.max(keys)
-            chosen = EXPERTS - 1 - (best & (EXPERTS - 1)).to(tl.int32)
-            weight = tl.sum(tl.where(expert == chosen, scores, 0.0))
+            # The lower expert among equals.
+            chosen = tl.min(tl.where(keys == best, expert, EXPERTS))
+            weight = tl.max(tl.where(expert == chosen, score_bits, 0))
             ids = tl.where(place == rank, chosen, ids)
             weights = tl.where(place == rank, weight, weights)
-            keys = tl.where(expert == chosen, -(1 << 62), keys)
+            keys = tl.where(expert == chosen, TAKEN, keys)
+        weights = weights.to(tl.float32, bitcast=True)
     weights = weights * (factor / (tl.sum(weights) + LEAST_SUM))
     tl.store(ids_ptr + token * TOP + place, ids, mask=place < TOP)
     tl.store(weights_ptr + token * TOP + place, weights, mask=place < TOP)
