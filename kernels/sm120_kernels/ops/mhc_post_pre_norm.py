@@ -153,8 +153,8 @@ def _post_kernel(
 
 @triton.jit
 def _pick(values, index, wanted):
-    """The one value whose index is `wanted`; a warp adds up int32, unlike fp32, in one instruction."""
-    return tl.sum(tl.where(index == wanted, values.to(tl.int32, bitcast=True), 0)).to(tl.float32, bitcast=True)
+    """The one value whose index is `wanted`."""
+    return tl.sum(tl.where(index == wanted, values, 0.0))
 
 
 @triton.jit
@@ -172,17 +172,14 @@ def _sums(matrix, factors, before, eps, NEXT: tl.constexpr, STEP: tl.constexpr):
     """The four rows of a matrix (NEXT 4, STEP 1) or its columns (1, 4), each summed with factors, and eps of what the
     sum was before; and the reciprocals of the sums."""
     sums = ()
+    inverses = ()
     for i in tl.static_range(4):
         left = matrix[i * NEXT] * factors[0] + matrix[i * NEXT + STEP] * factors[1]
         right = matrix[i * NEXT + 2 * STEP] * factors[2] + eps * before[i]
         total = left + (matrix[i * NEXT + 3 * STEP] * factors[3] + right)
         sums = sums + (total,)
-    # One reciprocal for four: a warp takes eight cycles for each, and this is a chain of 39.
-    upper = sums[0] * sums[1]
-    lower = sums[2] * sums[3]
-    inverse = reciprocal(upper * lower)
-    upper, lower = inverse * lower, inverse * upper
-    return sums, (upper * sums[1], upper * sums[0], lower * sums[3], lower * sums[2])
+        inverses = inverses + (reciprocal(total),)
+    return sums, inverses
 
 
 @triton.jit
