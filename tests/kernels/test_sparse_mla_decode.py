@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm120_kernels import kv_layout
+from sm120_kernels.ops import sparse_mla_decode as op
 from sm120_kernels.ops.sparse_mla_decode import NARROW, WIDE, Plan, plan, sparse_mla_decode
 from sm120_kernels.reference import sparse_mla_decode as reference
 
@@ -34,7 +35,11 @@ def calls(draw: st.DrawFn) -> dict:
         "q": torch.randn(batch, heads, kv_layout.HEAD_DIM, generator=generator).to(torch.bfloat16),
         "scale": draw(st.sampled_from([None, 0.1])),
         "sink": torch.randn(heads, generator=generator) * 3 if draw(st.booleans()) else None,
-        "chosen": replace(draw(st.sampled_from([NARROW, WIDE])), splits=draw(st.integers(1, 5))),
+        "chosen": replace(
+            draw(st.sampled_from([NARROW, WIDE])),
+            splits=draw(st.integers(1, 5)),
+            combine=draw(st.sampled_from(["launch", "last", "all"])),
+        ),
     }
     for prefix in ("", "extra_"):
         if prefix and draw(st.booleans()):
@@ -92,6 +97,23 @@ def test_the_number_of_shares_changes_only_the_last_bits() -> None:
     assert error(many, one.double()) <= 4e-3
 
 
+@pytest.mark.parametrize("block, splits", [(NARROW, 2), (NARROW, 7), (NARROW, 16), (WIDE, 3)])
+@pytest.mark.parametrize("combine", ["last", "all"])
+def test_one_launch_puts_shares_together_as_two_do_call_after_call(combine: str, splits: int, block: Plan) -> None:
+    """Row 1 has no tokens and row 2 has shares without; the interpreter runs programs in turn, so waits are in vain."""
+    call = example(heads=20, width=550) | {"lengths": torch.tensor([550, 0, 40], dtype=torch.int32)}
+    call["sink"] = torch.randn(20, generator=torch.Generator().manual_seed(3))
+    cut = replace(block, splits=splits)
+    expected, expected_lse = sparse_mla_decode(**call, chosen=cut)
+    for _ in range(2):
+        out, lse = torch.full_like(expected, torch.nan), torch.full_like(expected_lse, torch.nan)
+        sparse_mla_decode(**call, chosen=replace(cut, combine=combine), out=out, lse=lse)
+        assert torch.equal(out, expected)
+        # NumPy sums eight and more weights in another order where they lie side by side.
+        torch.testing.assert_close(lse, expected_lse, rtol=1e-6 if splits > 4 else 0.0, atol=0.0)
+        assert not (op._arrivals(call["q"].device, 0) & ((1 << op.PHASE.value) - 1)).any()
+
+
 def test_an_empty_batch_gives_empty_results() -> None:
     out, lse = sparse_mla_decode(**example(batch=0))
     assert out.shape == (0, 16, kv_layout.HEAD_DIM)
@@ -143,6 +165,7 @@ CACHE = reference.random_cache(128, 64, GENERATOR)
         ({"out": torch.zeros(3, 16, 512)}, "out must be torch.bfloat16"),
         ({"lse": torch.zeros(3, 8)}, "lse must have shape"),
         ({"sink": torch.zeros(16, device="meta")}, "sink is on meta"),
+        ({"chosen": replace(NARROW, splits=17, combine="last")}, "at most 16 shares together"),
         ({"indices": torch.full((3, 70), 256, dtype=torch.int32), "check": True}, r"indices\[0, 0\] is 256, must be"),
         ({"indices": torch.full((3, 70), -2, dtype=torch.int32), "check": True}, "is -2, must be -1 or 0 to 255"),
     ],
