@@ -1,9 +1,12 @@
 """Sparse MLA decode in Triton's interpreter against the float64 reference."""
 
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm120_kernels import kv_layout
@@ -112,6 +115,35 @@ def test_one_launch_puts_shares_together_as_two_do_call_after_call(combine: str,
         # NumPy sums eight and more weights in another order where they lie side by side.
         torch.testing.assert_close(lse, expected_lse, rtol=1e-6 if splits > 4 else 0.0, atol=0.0)
         assert not (op._arrivals(call["q"].device, 0) & ((1 << op.PHASE.value) - 1)).any()
+
+
+@triton.jit
+def _chunks_kernel(counter, found, split, splits):
+    first, end = op._chunks(counter, split, splits, 8, True)
+    tl.store(found, first)
+    tl.store(found + 1, end)
+
+
+@pytest.mark.parametrize("split, chunks", [(0, [0, 2]), (3, [6, 8]), (6, [8, 8])])
+def test_a_program_that_sees_the_others_arrive_takes_its_own_chunks(
+    split: int, chunks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 chunks and 7 shares, whose counter has been through calls before."""
+    monkeypatch.setattr(op, "POLLS", tl.constexpr(10**9))
+    before = 5 << op.PHASE.value
+    counter, found = torch.tensor([before], dtype=torch.int32), torch.full((2,), -1, dtype=torch.int32)
+
+    def others() -> None:
+        while int(counter) == before:
+            pass
+        counter.add_((6 if split == 0 else 5 + 58) << op.ARRIVED.value)
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    _chunks_kernel[(1,)](counter, found, split, 7)
+    thread.join()
+    assert found.tolist() == chunks
+    assert int(counter) == 6 << op.PHASE.value
 
 
 def test_an_empty_batch_gives_empty_results() -> None:
