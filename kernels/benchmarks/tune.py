@@ -130,13 +130,15 @@ def tune_linear() -> None:
 def moe_candidates(tokens: int) -> Iterator[moe.Plan]:
     """The plan with one of its two products cut otherwise."""
     base = moe.plan(tokens, moe_benchmark.HIDDEN, moe_benchmark.INTERMEDIATE)
-    for (rows, warps), stages, registers in itertools.product(
-        ((32, 1), (32, 2), (64, 1), (64, 2)), (2, 3), (None, 112, 128)
-    ):
+    # Of integers a warp has 32 rows, and a turn's columns are given.
+    cuts = ((64, 2),) if base.integers else ((32, 1), (32, 2), (64, 1), (64, 2))
+    for (rows, warps), stages, registers in itertools.product(cuts, (2, 3), (None, 112, 128)):
         yield dataclasses.replace(base, gate_up=moe.Cut(rows, warps, stages=stages, registers=registers))
-    for (rows, warps), blocks, (parts, stages) in itertools.product(
-        ((32, 1), (32, 2), (64, 1), (64, 2)), (1, 2, 4, 8), ((2, 2), (2, 3), (4, 2))
-    ):
+    if base.integers:
+        cuts, turns = ((32, 1), (64, 2)), ((2, 2), (2, 3), (2, 4))
+    else:
+        turns = ((2, 2), (2, 3), (4, 2))
+    for (rows, warps), blocks, (parts, stages) in itertools.product(cuts, (1, 2, 4, 8), turns):
         yield dataclasses.replace(base, down=moe.Cut(rows, warps, blocks, parts=parts, stages=stages))
     for rows in (32, 64):
         yield dataclasses.replace(base, shared_rows=rows)

@@ -30,13 +30,17 @@ _TAKE = tl.constexpr("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];")
 _TAKE_WORD = tl.constexpr("ld.shared.b32 $0, [$1];")
 _TAKE_TWO = tl.constexpr("ld.shared.v2.b32 {$0, $1}, [$2];")
 _TAKE_BYTE = tl.constexpr("ld.shared.u8 $0, [$1];")
+# The float whose bits, as an integer, are where `integer_product` begins to count: n more are a float n larger.
+MAGIC = tl.constexpr(12582912.0)
+MAGIC_BITS = tl.constexpr(0x4B400000)
 # $4 and $5 hold eight codes each. `prmt` looks four of them up in a table of eight bytes by their lower three bits, but
 # where a code's sign is set it gives the sign of that byte, here 0. So twice the magnitudes of the positive codes, and
 # then minus the magnitudes of all, give the values: two products. $8 and $9 are the tables' first halves.
-_INTEGER_PRODUCT = tl.constexpr("""
+_INTEGER_PRODUCT = tl.constexpr(
+    """
 {
 .reg .b32 a, b, c, d, e, f, m, n, z;
-mov.b32 z, 0x4B400000;
+mov.b32 z, MAGIC_BITS;
 shr.u32 e, $4, 16;
 shr.u32 f, $5, 16;
 mov.b32 n, 0x18100C08;
@@ -56,11 +60,10 @@ prmt.b32 c, $9, z, e;
 prmt.b32 d, $9, z, f;
 mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0, $1, $2, $3}, {a, b, c, d}, {$6, $7}, {$0, $1, $2, $3};
 }
-""")
+""".replace("MAGIC_BITS", str(MAGIC_BITS.value))
+)
 DOUBLES = tl.constexpr(0x06040200)
 NEGATIVES = tl.constexpr(-0x02010100)
-# The float whose bits, as an integer, are where `integer_product` begins to count: n more are a float n larger.
-MAGIC = tl.constexpr(12582912.0)
 
 
 @triton.jit
@@ -172,11 +175,11 @@ def take_word(pointers, slots):
 
 
 @triton.jit
-def take_two(pointers, slots):
-    """The two int32 that `ask` brought from int32 `pointers` to `slots`."""
+def take_two(first, second, slots):
+    """The two int32 that `ask` brought from int32 pointers `first` and `second` to `slots` and behind it."""
     if INTERPRETED:
-        a = tl.load(pointers)
-        b = tl.load(pointers + 1)
+        a = tl.load(first)
+        b = tl.load(second)
     else:
         a, b = tl.inline_asm_elementwise(
             _TAKE_TWO, "=r,=r,r", [slots], dtype=(tl.int32, tl.int32), is_pure=False, pack=1
@@ -221,6 +224,12 @@ def integer_product(upper, lower, left, right, doubles, negatives, LANES: tl.con
             pack=1,
         )
     return a, b, c, d
+
+
+@triton.jit
+def counted_times(counted, scale):
+    """n scale, of MAGIC + n and a scale of 22 bits: MAGIC times it is exact, and so one instruction does it."""
+    return (counted - MAGIC) * scale if INTERPRETED else tl.fma(counted, scale, -MAGIC * scale)
 
 
 @triton.jit

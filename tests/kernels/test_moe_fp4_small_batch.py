@@ -1,20 +1,23 @@
 """The FP4 experts in Triton's interpreter against the float64 reference."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sm120_kernels.ops.moe_fp4_small_batch import moe_fp4_small_batch, plan
+from sm120_kernels.ops.moe_fp4_small_batch import Cut, moe_fp4_small_batch, plan
 from sm120_kernels.reference import moe_fp4_small_batch as reference
 
 HIDDEN, INTERMEDIATE, EXPERTS = 256, 128, 5
 
 
-def arguments(ids: list[list[int]], nvfp4: bool = False, shared: bool = True, seed: int = 0) -> dict[str, Any]:
+def arguments(
+    ids: list[list[int]], nvfp4: bool = False, shared: bool = True, seed: int = 0, intermediate: int = INTERMEDIATE
+) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
-    call = reference.random_experts(EXPERTS, HIDDEN, INTERMEDIATE, generator, nvfp4)
+    call = reference.random_experts(EXPERTS, HIDDEN, intermediate, generator, nvfp4)
     if not shared:
         call = {name: value for name, value in call.items() if not name.startswith("shared")}
     topk_ids = torch.tensor(ids, dtype=torch.int32)
@@ -41,11 +44,21 @@ def routings(draw: st.DrawFn) -> list[list[int]]:
 
 
 @settings(max_examples=6, deadline=None)
-@given(ids=routings(), nvfp4=st.booleans(), shared=st.booleans(), seed=st.integers(0, 2**31))
-@example(ids=[[0]] * 17, nvfp4=False, shared=True, seed=0)
-@example(ids=[[-1, -1]], nvfp4=True, shared=False, seed=0)
-def test_any_routing_equals_the_float64_reference(ids: list[list[int]], nvfp4: bool, shared: bool, seed: int) -> None:
-    call = arguments(ids, nvfp4, shared, seed)
+@given(
+    ids=routings(),
+    nvfp4=st.booleans(),
+    shared=st.booleans(),
+    seed=st.integers(0, 2**31),
+    # Of a multiple of 256 MXFP4 makes integers.
+    intermediate=st.sampled_from([128, 256]),
+)
+@example(ids=[[0]] * 9, nvfp4=False, shared=True, seed=0, intermediate=256)
+@example(ids=[[0]] * 17, nvfp4=False, shared=True, seed=0, intermediate=128)
+@example(ids=[[-1, -1]], nvfp4=True, shared=False, seed=0, intermediate=128)
+def test_any_routing_equals_the_float64_reference(
+    ids: list[list[int]], nvfp4: bool, shared: bool, seed: int, intermediate: int
+) -> None:
+    call = arguments(ids, nvfp4, shared, seed, intermediate)
     out = torch.full((len(ids), HIDDEN), torch.nan, dtype=torch.bfloat16)
     moe_fp4_small_batch(**call, out=out, check=True)
     assert error(out, reference.moe_fp4_small_batch(**call)) <= 5e-3
@@ -60,6 +73,33 @@ def test_fp8_activations_equal_the_reference_with_the_same_rounding(ids: list[li
     assert error(out, rounded) <= 1e-2
     # What the rounding itself costs is about 5e-2, a little more or less with the values.
     assert error(out, exact) <= error(rounded.float(), exact) + 5e-3
+
+
+def test_groups_of_activations_of_any_size_and_of_zeros_count_alike() -> None:
+    call = arguments([[0, 1], [1, 2], [0, -1]], shared=False, intermediate=256)
+    assert plan(3, HIDDEN, 256).integers
+    # The first 32 activations are zeros, and the next ones a millionth of what they were, which w2 makes up for.
+    call["w13"][:, 256:288] = 0
+    call["w13_scale"][:, 288:320] -= 20
+    call["w2_scale"][:, :, 1] += 20
+    out = moe_fp4_small_batch(**call)
+    assert error(out, reference.moe_fp4_small_batch(**call)) <= 5e-3
+
+
+def test_any_cut_of_down_as_integers_gives_the_same_bits() -> None:
+    call = arguments([[0], [1], [0]], shared=False, intermediate=512)
+    base = plan(3, HIDDEN, 512)
+    expected = moe_fp4_small_batch(**call)
+    assert error(expected, reference.moe_fp4_small_batch(**call)) <= 5e-3
+    for down in (Cut(32, 1, 4, stages=3), Cut(64, 2, 1, stages=3), Cut(128, 4)):
+        assert torch.equal(moe_fp4_small_batch(**call, chosen=dataclasses.replace(base, down=down)), expected)
+
+
+def test_integers_need_a_warp_for_each_32_rows_and_whole_groups() -> None:
+    base = plan(3, HIDDEN, 256)
+    for change in ({"down": Cut(64, 4)}, {"gate_up": Cut(32, 1)}):
+        with pytest.raises(ValueError, match="a warp for each 32 rows"):
+            dataclasses.replace(base, **change)
 
 
 def test_up_rows_before_gate_rows_give_the_same_result() -> None:
@@ -134,3 +174,4 @@ def test_a_plan_cuts_every_shape_into_whole_blocks(tokens: int, hidden: int, int
         assert 2 * intermediate % cut.shared_rows == 0 and hidden % (cut.shared_rows * cut.down.blocks) == 0
         assert fp8 or (hidden % (128 * cut.gate_up.parts) == 0 and intermediate % (128 * cut.down.parts) == 0)
         assert not fp8 or intermediate % cut.down.depth == 0
+        assert not cut.integers or intermediate % 256 == 0

@@ -5,7 +5,7 @@ through all routes for its expert's, and ends at once unless its own is the firs
 the products and the tokens, padded to 8, their columns. FP4 waits in a ring in shared memory and goes from there into
 the registers of the tensor core's first operand (`fragments`), where it becomes bf16 or int8: what limits these
 products is the instructions a weight takes, and the memory beside them. As integers it takes a fifth fewer: one look-up
-gives four values, and the scale of 32 columns multiplies their sum; so x must be integers too.
+gives four values, and the scale of 32 columns multiplies their sum; so x and the activations must be integers too.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from sm120_kernels.checks import capability, has_dependent_launch, require, requ
 from sm120_kernels.fragments import (
     DOUBLES,
     MAGIC,
+    MAGIC_BITS,
     NEGATIVES,
     ask,
     await_groups,
     close_group,
+    counted_times,
     e2m1_operand,
     e2m1_tokens,
     e4m3_operand,
@@ -56,7 +58,7 @@ SCALE_FACTOR = tl.constexpr(2.0**64)
 SUM_FACTOR = tl.constexpr(2.0**62)
 FP8_SUM_FACTOR = tl.constexpr(2.0**6)
 DENSE_FACTOR = tl.constexpr(2.0**60)
-# The largest integer that x becomes: two int8, upper and lower.
+# The largest integer that x and the activations become: two int8, upper and lower.
 LARGEST = tl.constexpr(127 * 256)
 
 
@@ -318,29 +320,42 @@ def _fp8_tile(
 
 
 @triton.jit
+def _integer_scale(largest):
+    """The scale of integers of values up to `largest`, of 22 bits as `counted_times` wants it."""
+    scale = (tl.maximum(largest, 1e-20) / LARGEST).to(tl.int32, bitcast=True)
+    return ((scale + 3) & -4).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _to_integers(value, scale):
+    """value over its scale as a 16-bit integer: two int8, 256 times the first and the second."""
+    # Adding MAGIC rounds.
+    q = (value * (1.0 / scale) + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
+    upper = (q + 128) >> 8
+    return upper.to(tl.int8), (q - 256 * upper).to(tl.int8)
+
+
+@triton.jit
 def _quantise_kernel(
     x,
     integers,
     scales,
     HIDDEN: tl.constexpr,
     PADDED: tl.constexpr,
-    LARGEST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A token's x over its scale as 16-bit integers: [2, HIDDEN] int8, 256 times the first and the second."""
+    """A token's x as integers [2, HIDDEN] int8, and its scale."""
     token = tl.program_id(0)
     column = tl.arange(0, PADDED)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     value = tl.load(x + token * HIDDEN + column, mask=column < HIDDEN, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(value)), 1e-20) / LARGEST
-    # Adding MAGIC rounds.
-    q = (value * (1.0 / scale) + MAGIC).to(tl.int32, bitcast=True) - 0x4B400000
-    upper = (q + 128) >> 8
+    scale = _integer_scale(tl.max(tl.abs(value)))
+    upper, lower = _to_integers(value, scale)
     place = integers + token * (2 * HIDDEN) + column
-    tl.store(place, upper.to(tl.int8), mask=column < HIDDEN)
-    tl.store(place + HIDDEN, (q - 256 * upper).to(tl.int8), mask=column < HIDDEN)
+    tl.store(place, upper, mask=column < HIDDEN)
+    tl.store(place + HIDDEN, lower, mask=column < HIDDEN)
     tl.store(scales + token, scale)
 
 
@@ -367,32 +382,126 @@ def _ask_integers(inputs, present, slots):
     ask(inputs[:, None] + chunk * 4, slots + place, 16, present[:, None])
 
 
-@triton.jit
-def _add(sums, counted, pointers, slots):
-    """sums + n 2 ** (code - 127) for a row's two n that `integer_product` counted; its code is at `slots`."""
-    factor = (take_byte(pointers, slots) << 23).to(tl.float32, bitcast=True)
-    return sums[0] + (counted[0] - MAGIC) * factor, sums[1] + (counted[1] - MAGIC) * factor
+# A warp has 32 rows of a product of integers. Its right-hand sides are four tokens' upper bytes, then their lower ones.
 
 
 @triton.jit
-def _input_pointers(x, row, depth, DEPTH: tl.constexpr, FP8: tl.constexpr):
-    """Pointers to rows of x [*, depth] bf16: the first of int32 pairs, or, with FP8, the first DEPTH values."""
-    # What is absent reads what is there: no further lines.
-    row = tl.where(row >= 0, row, tl.max(row, 0))
-    if FP8:
-        pointers = x.to(tl.pointer_type(tl.bfloat16)) + row[:, None] * depth + tl.arange(0, DEPTH)[None, :]
-    else:
-        pointers = x + row * (depth // 2)
-    return pointers
+def _lanes(tokens, LANES: tl.constexpr):
+    """For each thread: its first row (the others are 8, 16 and 24 on), and g, t and tables of `integer_product`."""
+    lane = tl.arange(0, LANES)
+    g = lane % 32 // 4
+    # Zero, which the assembler cannot know: it would copy a constant before each use.
+    nothing = lane * tokens >> 16
+    return lane // 32 * 32 + g, g, lane % 4, nothing + DOUBLES, nothing + NEGATIVES
 
 
 @triton.jit
-def _integer_pass(
+def _sides(same, rank, begin, ROUTES: tl.constexpr):
+    """The routes of rank begin to begin + 3 of an expert, and the eight right-hand sides' routes; -1 for none."""
+    routes = _members(same, rank, begin, ROUTES, 4, 4)
+    return routes, tl.join(routes, routes).permute(1, 0).reshape(8)
+
+
+@triton.jit
+def _pick(values, index, SIZE: tl.constexpr):
+    """values[index] of [SIZE] values from -1 on."""
+    return tl.max(tl.where(tl.arange(0, SIZE)[None, :] == index[:, None], values[None, :], -1), 1)
+
+
+@triton.jit
+def _own(t):
+    """Which of the four tokens a thread has after `_merge`."""
+    return t % 2 * 2 + t // 2
+
+
+@triton.jit
+def _merge(sums, t, LANES: tl.constexpr):
+    """256 times the upper bytes' sum and the lower ones', of the thread's own token.
+
+    Threads 0 and 1 of four have the upper bytes' sums of two tokens each, 2 and 3 the lower ones': they exchange one.
+    """
+    mine = tl.where(t < 2, sums[0], sums[1])
+    other = from_two_on(tl.where(t < 2, sums[1], sums[0]), LANES)
+    return tl.where(t < 2, mine, other) * 256.0 + tl.where(t < 2, other, mine)
+
+
+@triton.jit
+def _further(pointers, offset):
+    """Each of a tuple of pointers, `offset` further on."""
+    found = ()
+    for i in tl.static_range(len(pointers)):
+        found = found + (pointers[i] + offset,)
+    return found
+
+
+@triton.jit
+def _line_product(
+    sums,
+    weights,
+    scales,
+    inputs,
+    weight_slots,
+    scale_slots,
+    input_slots,
+    doubles,
+    negatives,
+    LANES: tl.constexpr,
+    STRIDE: tl.constexpr,
+    factors=None,
+    factor_slots=None,
+):
+    """sums + W x over the 256 columns of a turn that is in the ring: of each of a thread's four rows two sums.
+
+    Args:
+        weights, scales: what was asked for: of each of the four rows, pointers [LANES] to its words and its codes.
+        inputs: likewise, pointers [LANES] to the integers.
+        weight_slots, scale_slots, input_slots: where it is in the ring.
+        STRIDE: bytes from the codes of a row to those of the next.
+        factors, factor_slots: scales of x for each 32 columns: pointers to those of the two right-hand sides, and where
+            both are in the ring, 16 bytes from group to group. None: x has none here.
+    """
+    for group in tl.static_range(8):
+        pointers = inputs + group * 8
+        left, right = take_two(pointers, pointers + 1, input_slots + group * 256)
+        if factors is not None:
+            first, second = take_two(factors[0] + group, factors[1] + group, factor_slots + group * 16)
+            first = first.to(tl.float32, bitcast=True)
+            second = second.to(tl.float32, bitcast=True)
+        found = ()
+        # The chunks of a line are turned by its row.
+        slots = weight_slots ^ (group * 16)
+        for i in tl.static_range(4):
+            if i % 2 == 0:
+                counted = integer_product(
+                    take_word(weights[i] + group * 4, slots + i * 1024),
+                    take_word(weights[i + 1] + group * 4, slots + (i + 1) * 1024),
+                    left,
+                    right,
+                    doubles,
+                    negatives,
+                    LANES,
+                )
+            code = take_byte(scales[i] + group, scale_slots + group + i * (8 * STRIDE))
+            factor = (code << 23).to(tl.float32, bitcast=True)
+            if factors is not None:
+                a = counted_times(counted[i % 2 * 2], first)
+                b = counted_times(counted[i % 2 * 2 + 1], second)
+            else:
+                a = counted[i % 2 * 2] - MAGIC
+                b = counted[i % 2 * 2 + 1] - MAGIC
+            found = found + ((sums[i][0] + a * factor, sums[i][1] + b * factor),)
+        sums = found
+    return sums
+
+
+@triton.jit
+def _integer_gate_up(
     integers,
     integer_scales,
     weights,
     scales,
     result,
+    result_scales,
     same,
     rank,
     begin,
@@ -413,22 +522,17 @@ def _integer_pass(
     NEXT: tl.constexpr,
     UP_FIRST: tl.constexpr,
 ):
-    """Gate, up and what they give, of ROWS rows (a warp has 32) for an expert's routes of rank begin to begin + 3.
+    """Gate, up and what they give, as integers, of ROWS rows for an expert's routes of rank begin to begin + 3.
 
-    The right-hand sides are the four tokens' upper bytes, then their lower ones. The scales are asked for, and the
-    lines of the first turns if begin is 0.
+    The scales are asked for, and the lines of the first turns if begin is 0. Each 32 columns of the result, those of 64
+    rows, have a scale.
     """
     TURNS: tl.constexpr = HIDDEN // 256
     INPUTS_AT: tl.constexpr = ROWS * 128
-    lane = tl.arange(0, ROWS)
-    g = lane % 32 // 4
-    t = lane % 4
-    row = lane // 32 * 32 + g
-    routes = _members(same, rank, begin, ROUTES, 4, 4)
-    twice = tl.join(routes, routes).permute(1, 0).reshape(8)
+    row, g, t, doubles, negatives = _lanes(tokens, ROWS)
+    routes, twice = _sides(same, rank, begin, ROUTES)
     wanted = twice >= 0
-    side = tl.arange(0, 8)
-    asked = integers + (tl.where(wanted, twice // top_k, 0) * 2 + side // 4) * (HIDDEN // 4)
+    asked = integers + (tl.where(wanted, twice // top_k, 0) * 2 + tl.arange(0, 8) // 4) * (HIDDEN // 4)
     if begin > 0:
         # No slot is still read in which something is asked for.
         tl.debug_barrier()
@@ -438,14 +542,15 @@ def _integer_pass(
                 _ask_lines(rows + turn * 32, stages + turn * LINES, ROWS, NEXT, HIDDEN)
             _ask_integers(asked + turn * 64, wanted, stages + turn * LINES + INPUTS_AT)
         close_group()
-    # Zero, which the assembler cannot know: it would copy a constant before each use.
-    nothing = lane * tokens >> 16
-    doubles = nothing + DOUBLES
-    negatives = nothing + NEGATIVES
     zero = tl.zeros((ROWS,), tl.float32)
     sums = ((zero, zero), (zero, zero), (zero, zero), (zero, zero))
-    member = tl.max(tl.where(side[None, :] == g[:, None], twice[None, :], -1), 1)
-    input_row = integers + (tl.maximum(member, 0) // top_k * 2 + g // 4) * (HIDDEN // 4)
+    inputs = integers + (tl.maximum(_pick(twice, g, 8), 0) // top_k * 2 + g // 4) * (HIDDEN // 4) + t * 2
+    words = ()
+    bytes_of = ()
+    for i in tl.static_range(4):
+        at = _gate_up_rows(tile, row + 8 * i, INTERMEDIATE, ROWS, UP_FIRST)
+        words = words + (weights + at * (HIDDEN // 8) + t,)
+        bytes_of = bytes_of + (scales + at * (HIDDEN // 32),)
     for turn in tl.range(0, TURNS, num_stages=1):
         await_groups(STAGES - 2)
         later = turn + STAGES - 1
@@ -455,44 +560,159 @@ def _integer_pass(
             _ask_integers(asked + later * 64, wanted, slots + INPUTS_AT)
         close_group()
         slots = stages + turn % STAGES * LINES
-        mine = slots + row * 128 + g * 16 + t * 4
-        inputs = slots + INPUTS_AT + g * 32 + t * 8
-        factors = codes + row * STRIDE + turn * 8
-        for group in tl.static_range(8):
-            at = mine ^ (group * 16)
-            left, right = take_two(input_row + turn * 64 + group * 8 + t * 2, inputs + group * 256)
-            found = ()
-            for pair in tl.static_range(2):
-                upper = _gate_up_rows(tile, row + 16 * pair, INTERMEDIATE, ROWS, UP_FIRST)
-                lower = _gate_up_rows(tile, row + 16 * pair + 8, INTERMEDIATE, ROWS, UP_FIRST)
-                word = turn * 32 + group * 4 + t
-                a, b, c, d = integer_product(
-                    take_word(weights + upper * (HIDDEN // 8) + word, at + pair * 2048),
-                    take_word(weights + lower * (HIDDEN // 8) + word, at + pair * 2048 + 1024),
-                    left,
-                    right,
-                    doubles,
-                    negatives,
-                    ROWS,
-                )
-                code = scales + turn * 8 + group
-                place = factors + group + pair * (16 * STRIDE)
-                found = found + (_add(sums[2 * pair], (a, b), code + upper * (HIDDEN // 32), place),)
-                found = found + (_add(sums[2 * pair + 1], (c, d), code + lower * (HIDDEN // 32), place + 8 * STRIDE),)
-            sums = found
+        sums = _line_product(
+            sums,
+            _further(words, turn * 32),
+            _further(bytes_of, turn * 8),
+            inputs + turn * 64,
+            slots + row * 128 + g * 16 + t * 4,
+            codes + row * STRIDE + turn * 8,
+            slots + INPUTS_AT + g * 32 + t * 8,
+            doubles,
+            negatives,
+            ROWS,
+            STRIDE,
+        )
+    route = _pick(routes, _own(t), 4)
+    present = route >= 0
+    factor = 0.5 * tl.load(integer_scales + tl.maximum(route, 0) // top_k)
+    first = _gated(_merge(sums[0], t, ROWS) * factor, _merge(sums[1], t, ROWS) * factor, limit)
+    second = _gated(_merge(sums[2], t, ROWS) * factor, _merge(sums[3], t, ROWS) * factor, limit)
+    largest = tl.maximum(tl.abs(first), tl.abs(second)).reshape(ROWS // 64, 16, 4)
+    largest = tl.broadcast_to(tl.max(largest, 1)[:, None, :], (ROWS // 64, 16, 4)).reshape(ROWS)
+    scale = _integer_scale(largest)
+    lane = tl.arange(0, ROWS)
+    group = tile * (ROWS // 64) + lane // 64
+    tl.store(result_scales + route * (INTERMEDIATE // 32) + group, scale, mask=present & (lane % 64 < 4))
+    place = result + route * (2 * INTERMEDIATE) + tile * (ROWS // 2) + lane // 32 * 16 + g
+    for pair in tl.static_range(2):
+        upper, lower = _to_integers(second if pair else first, scale)
+        tl.store(place + pair * 8, upper, mask=present)
+        tl.store(place + pair * 8 + INTERMEDIATE, lower, mask=present)
+
+
+@triton.jit
+def _ask_down(turn, rows, scales, slots, INTERMEDIATE: tl.constexpr, ROWS: tl.constexpr):
+    """Ask for a turn's lines and codes of W: 256 columns of ROWS rows, all columns of a block before the next block."""
+    STEPS: tl.constexpr = INTERMEDIATE // 256
+    row = turn // STEPS * ROWS
+    step = turn % STEPS
+    _ask_lines(rows + row * (INTERMEDIATE // 8) + step * 32, slots, ROWS, INTERMEDIATE, 2 * INTERMEDIATE)
+    _ask_scales(scales + row * (INTERMEDIATE // 32) + step * 8, slots + ROWS * 128 + 2048, ROWS, 8, 8)
+
+
+@triton.jit
+def _integer_down(
+    integers,
+    integer_scales,
+    topk_weights,
+    weights,
+    scales,
+    products,
+    same,
+    rank,
+    begin,
+    rows,
+    codes,
+    base,
+    tokens,
+    HIDDEN: tl.constexpr,
+    INTERMEDIATE: tl.constexpr,
+    ROUTES: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    STAGES: tl.constexpr,
+    LINES: tl.constexpr,
+):
+    """BLOCKS blocks of ROWS rows of down for an expert's routes of rank begin to begin + 3, times their weights.
+
+    The lines and codes of the first turns are asked for if begin is 0.
+
+    Args:
+        weights, scales, products: of the program's first row.
+        rows, codes: pointers as _ask_down takes them.
+    """
+    STEPS: tl.constexpr = INTERMEDIATE // 256
+    TURNS: tl.constexpr = BLOCKS * STEPS
+    INPUTS_AT: tl.constexpr = ROWS * 128
+    CODES_AT: tl.constexpr = INPUTS_AT + 2048
+    GROUPS: tl.constexpr = INTERMEDIATE // 32
+    row, g, t, doubles, negatives = _lanes(tokens, ROWS)
+    routes, twice = _sides(same, rank, begin, ROUTES)
+    wanted = twice >= 0
+    asked = integers + (tl.where(wanted, twice, 0) * 2 + tl.arange(0, 8) // 4) * (INTERMEDIATE // 4)
+    if begin > 0:
+        # No slot is still read in which something is asked for.
+        tl.debug_barrier()
+    # All scales of the activations at once, four tokens' beside each other. What is absent has the first route's.
+    group = tl.minimum(tl.arange(0, triton.next_power_of_2(GROUPS)), GROUPS - 1)[:, None]
+    scaled = tl.where(routes >= 0, routes, tl.max(routes, 0))[None, :]
+    factor_slots = base + STAGES * LINES
+    ask(integer_scales + scaled * GROUPS + group, factor_slots + group * 16 + tl.arange(0, 4)[None, :] * 4, 4)
+    for turn in tl.static_range(STAGES - 1):
+        if turn < TURNS:
+            if begin > 0:
+                _ask_down(turn, rows, codes, base + turn * LINES, INTERMEDIATE, ROWS)
+            _ask_integers(asked + turn % STEPS * 64, wanted, base + turn * LINES + INPUTS_AT)
+        close_group()
+    inputs = integers + (tl.maximum(_pick(twice, g, 8), 0) * 2 + g // 4) * (INTERMEDIATE // 4) + t * 2
+    factors = ()
     for second in tl.static_range(2):
-        # Threads 0 and 1 of four have the upper bytes' sums of two tokens each, 2 and 3 the lower ones'.
-        route = tl.max(tl.where(tl.arange(0, 4)[None, :] == (2 * t + second)[:, None], routes[None, :], -1), 1)
-        factor = 0.5 * tl.load(integer_scales + tl.maximum(route, 0) // top_k)
-        for pair in tl.static_range(2):
-            gate = sums[2 * pair][second]
-            gate = (gate * 256.0 + from_two_on(gate, ROWS)) * factor
-            up = sums[2 * pair + 1][second]
-            up = (up * 256.0 + from_two_on(up, ROWS)) * factor
-            column = tile * (ROWS // 2) + lane // 32 * 16 + pair * 8 + g
-            tl.store(
-                result + route * INTERMEDIATE + column, to_bf16(_gated(gate, up, limit)), mask=(route >= 0) & (t < 2)
-            )
+        factors = factors + (integer_scales + tl.maximum(_pick(routes, t * 2 % 4 + second, 4), 0) * GROUPS,)
+    words = ()
+    bytes_of = ()
+    for i in tl.static_range(4):
+        words = words + (weights + (row + 8 * i) * (INTERMEDIATE // 8) + t,)
+        bytes_of = bytes_of + (scales + (row + 8 * i) * GROUPS,)
+    route = _pick(routes, _own(t), 4)
+    present = route >= 0
+    weight = 0.5 * tl.load(topk_weights + route, mask=present, other=0.0)
+    result = products + route * HIDDEN + row
+    zero = tl.zeros((ROWS,), tl.float32)
+    sums = ((zero, zero), (zero, zero), (zero, zero), (zero, zero))
+    # One loop over blocks and columns: what is asked for runs ahead from a block into the next.
+    for turn in tl.range(0, TURNS, num_stages=1):
+        await_groups(STAGES - 2)
+        later = turn + STAGES - 1
+        if later < TURNS:
+            slots = base + later % STAGES * LINES
+            _ask_down(later, rows, codes, slots, INTERMEDIATE, ROWS)
+            _ask_integers(asked + later % STEPS * 64, wanted, slots + INPUTS_AT)
+        close_group()
+        slots = base + turn % STAGES * LINES
+        block = turn // STEPS * ROWS
+        step = turn % STEPS
+        sums = _line_product(
+            sums,
+            _further(words, block * (INTERMEDIATE // 8) + step * 32),
+            _further(bytes_of, block * GROUPS + step * 8),
+            inputs + step * 64,
+            slots + row * 128 + g * 16 + t * 4,
+            slots + CODES_AT + row * 8,
+            slots + INPUTS_AT + g * 32 + t * 8,
+            doubles,
+            negatives,
+            ROWS,
+            8,
+            _further(factors, step * 8),
+            factor_slots + step * 128 + t % 2 * 8,
+        )
+        if step == STEPS - 1:
+            for i in tl.static_range(4):
+                tl.store(result + block + 8 * i, _merge(sums[i], t, ROWS) * weight, mask=present)
+            sums = ((zero, zero), (zero, zero), (zero, zero), (zero, zero))
+
+
+@triton.jit
+def _input_pointers(x, row, depth, DEPTH: tl.constexpr, FP8: tl.constexpr):
+    """Pointers to rows of x [*, depth] bf16: the first of int32 pairs, or, with FP8, the first DEPTH values."""
+    # What is absent reads what is there: no further lines.
+    row = tl.where(row >= 0, row, tl.max(row, 0))
+    if FP8:
+        pointers = x.to(tl.pointer_type(tl.bfloat16)) + row[:, None] * depth + tl.arange(0, DEPTH)[None, :]
+    else:
+        pointers = x + row * (depth // 2)
+    return pointers
 
 
 @triton.jit
@@ -522,6 +742,7 @@ def _gate_up_kernel(
     shared_w13,
     shared_scale,
     activations,
+    activation_scales,
     arrived,
     routes,
     tokens,
@@ -545,7 +766,8 @@ def _gate_up_kernel(
     PDL: tl.constexpr,
 ):
     """activations[route] of one block of gate and up rows. x and activations are int32, two bf16 each, shared_w13 and,
-    without FP8, w13 int32 too; integers int32, four int8 each.
+    without FP8, w13 int32 too; integers int32, four int8 each. With INTEGERS the activations of a route are integers in
+    the same bytes, [2, INTERMEDIATE] int8, and activation_scales[route] are fp32, one for each 32.
 
     The first shared_programs programs belong to the shared expert, whose activations follow those of all routes.
     With integers and dependent launch arrived[route] counts the blocks that are done, arrived[routes] those of the
@@ -638,12 +860,13 @@ def _gate_up_kernel(
         return
     if INTEGERS:
         for begin in range(0, tl.sum(same.to(tl.int32)), 4):
-            _integer_pass(
+            _integer_gate_up(
                 integers,
                 integer_scales,
                 w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 8)),
                 w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // 32)),
-                result,
+                activations.to(tl.pointer_type(tl.int8)),
+                activation_scales,
                 same,
                 rank,
                 begin,
@@ -729,6 +952,7 @@ def _gate_up_kernel(
 @triton.jit
 def _down_kernel(
     activations,
+    activation_scales,
     ids,
     topk_weights,
     w2,
@@ -755,6 +979,7 @@ def _down_kernel(
     STAGES: tl.constexpr,
     PARTS: tl.constexpr,
     SHARED_ROWS: tl.constexpr,
+    INTEGERS: tl.constexpr,
     BESIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -772,8 +997,12 @@ def _down_kernel(
     SCALES_AT: tl.constexpr = PARTS * (ROWS * 64 + 64)
     INPUTS_AT: tl.constexpr = SCALES_AT + ROWS * SCALES
     STAGE: tl.constexpr = INPUTS_AT + 4 * PARTS * (TOKENS * 64 + 32)
+    # With integers the activations' scales follow.
+    LINES: tl.constexpr = ROWS * 128 + 8 * 256 + ROWS * 8
+    INTEGER_BYTES: tl.constexpr = STAGES * LINES + INTERMEDIATE // 2
     SHARED_BYTES: tl.constexpr = 4 * (SHARED_ROWS * 64 + 64 + 2 * (SHARED_TOKENS * 64 + 32))
-    BYTES: tl.constexpr = max(0 if FP8 else STAGES * STAGE, SHARED_BYTES)
+    ROUTED_BYTES: tl.constexpr = 0 if FP8 else INTEGER_BYTES if INTEGERS else STAGES * STAGE
+    BYTES: tl.constexpr = max(ROUTED_BYTES, SHARED_BYTES)
     base = ring(BYTES)
     program = tl.program_id(0)
     eight = tl.arange(0, 8)
@@ -830,11 +1059,15 @@ def _down_kernel(
         scales = scales.to(tl.pointer_type(tl.uint8))
         if first:
             # Weights do not depend on the launch before.
-            for turn in tl.static_range(min(STAGES - 1, TURNS)):
-                words = turn // STEPS * (ROWS * (INTERMEDIATE // 8)) + turn % STEPS * (16 * PARTS)
-                codes = turn // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + turn % STEPS * SCALES
-                _ask_rows(rows + words, base + turn * STAGE, ROWS, PARTS, INTERMEDIATE, 2 * INTERMEDIATE)
-                _ask_scales(scales + codes, base + turn * STAGE + SCALES_AT, ROWS, SCALES, SCALES)
+            if INTEGERS:
+                for turn in tl.static_range(min(STAGES - 1, BLOCKS * (INTERMEDIATE // 256))):
+                    _ask_down(turn, rows, scales, base + turn * LINES, INTERMEDIATE, ROWS)
+            else:
+                for turn in tl.static_range(min(STAGES - 1, TURNS)):
+                    words = turn // STEPS * (ROWS * (INTERMEDIATE // 8)) + turn % STEPS * (16 * PARTS)
+                    codes = turn // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + turn % STEPS * SCALES
+                    _ask_rows(rows + words, base + turn * STAGE, ROWS, PARTS, INTERMEDIATE, 2 * INTERMEDIATE)
+                    _ask_scales(scales + codes, base + turn * STAGE + SCALES_AT, ROWS, SCALES, SCALES)
     if PDL:
         if not BESIDE:
             tl.extra.cuda.gdc_wait()
@@ -843,6 +1076,34 @@ def _down_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     if not first:
         if BESIDE and program == 0:
+            tl.extra.cuda.gdc_wait()
+        return
+    if INTEGERS:
+        begin_row = expert * HIDDEN + tile * (BLOCKS * ROWS)
+        for begin in range(0, tl.sum(same.to(tl.int32)), 4):
+            _integer_down(
+                activations,
+                activation_scales.to(tl.pointer_type(tl.int32)),
+                topk_weights,
+                w2 + begin_row * (INTERMEDIATE // 8),
+                w2_scale + begin_row * (INTERMEDIATE // 32),
+                products + tile * (BLOCKS * ROWS),
+                same,
+                rank,
+                begin,
+                rows,
+                scales,
+                base,
+                tokens,
+                HIDDEN,
+                INTERMEDIATE,
+                ROUTES,
+                ROWS,
+                BLOCKS,
+                STAGES,
+                LINES,
+            )
+        if BESIDE:
             tl.extra.cuda.gdc_wait()
         return
     factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
@@ -994,7 +1255,8 @@ class Plan:
     """How the two products are cut, and the tokens a routed and a shared expert's product takes at once.
 
     The shared expert's weights have twice the bytes of a routed one's: its programs take fewer rows. With `integers`
-    gate and up are products of integers, four tokens at once, by a warp for each 32 rows.
+    the routed products are of integers, four tokens at once and 256 columns a turn, by a warp for each 32 rows. 64 rows
+    of gate and up give the 32 activations that share a scale.
     """
 
     gate_up: Cut
@@ -1003,6 +1265,12 @@ class Plan:
     shared_tokens: int = 16
     shared_rows: int = 32
     integers: bool = False
+
+    def __post_init__(self) -> None:
+        if self.integers and (
+            self.gate_up.rows % 64 or any(cut.rows != 32 * cut.warps for cut in (self.gate_up, self.down))
+        ):
+            raise ValueError(f"integers need a warp for each 32 rows, and 64 rows of gate and up: {self}")
 
 
 def plan(tokens: int, hidden: int, intermediate: int, fp8_activations: bool = False, nvfp4: bool = False) -> Plan:
@@ -1025,7 +1293,7 @@ def plan(tokens: int, hidden: int, intermediate: int, fp8_activations: bool = Fa
     parts = math.gcd(intermediate // 128, 4 if tokens <= 2 else 2)
     # Scales of a wide row, NVFP4's above all, leave room for fewer rows.
     rows = 64 if tokens > 2 and hidden <= 5120 else 32
-    integers = tokens > 2 and not nvfp4
+    integers = rows == 64 and intermediate % 256 == 0 and not nvfp4
     stages = 3 if integers and tokens > 8 else 2 if tokens > 2 else 4
     return Plan(
         Cut(rows, rows // 32 if integers else 2, stages=stages),
@@ -1069,8 +1337,9 @@ def moe_fp4_small_batch(
     An expert is w2 a with a = silu(min(gate, L)) * clamp(up, -L, L), gate and up the two halves of w13 x, L the
     swiglu_limit. Routed weights are FP4, two a byte, low half first; the shared expert S, if given, is FP8 with
     128 x 128 scales. Three launches: gate and up, down, sum. Sums are fp32; a is rounded to bf16. MXFP4 of three tokens
-    and more takes one launch before them, which makes integers of x: no value moves by more than 1 / 65024 of the
-    token's largest.
+    and more, where H is at most 5120 and I a multiple of 256, takes one launch before them, which makes integers of x:
+    no value moves by more than 1 / 65024 of the token's largest, and none of the experts' a, which is integers too, by
+    more than that of the largest of its 32.
 
     With integers and dependent launch the programs count each other in a buffer of the stream the call is made on: call
     once before a graph is captured, and do not replay graphs captured on one stream at the same time.
@@ -1163,6 +1432,7 @@ def moe_fp4_small_batch(
         "TOKENS": chosen.tokens,
         "SHARED_TOKENS": chosen.shared_tokens,
         "SHARED_ROWS": chosen.shared_rows,
+        "INTEGERS": integral,
         "PDL": pdl,
     }
     launch = {"launch_pdl": True} if pdl else {}
@@ -1171,8 +1441,9 @@ def moe_fp4_small_batch(
     dense2, dense2_scale = (shared_w2, shared_w2_scale) if shared else (w2, topk_weights)
     assert dense13 is not None and dense2 is not None
     pairs = activations.view(torch.int32)
-    integers, integer_scales = x, topk_weights
+    integers, integer_scales, activation_scales = x, topk_weights, topk_weights
     if integral:
+        activation_scales = torch.empty((routes, intermediate // 32), dtype=torch.float32, device=x.device)
         integers = torch.empty((tokens, 2, hidden), dtype=torch.int8, device=x.device)
         integer_scales = torch.empty((tokens,), dtype=torch.float32, device=x.device)
         _quantise_kernel[(tokens,)](
@@ -1181,7 +1452,6 @@ def moe_fp4_small_batch(
             integer_scales,
             HIDDEN=hidden,
             PADDED=triton.next_power_of_2(hidden),
-            LARGEST=LARGEST.value,
             PDL=pdl,
             num_warps=QUANTISE_WARPS,
             **launch,
@@ -1198,6 +1468,7 @@ def moe_fp4_small_batch(
         dense13.view(torch.int32),
         _scale_bytes(dense13_scale),
         pairs,
+        activation_scales,
         arrived,
         routes,
         tokens,
@@ -1212,13 +1483,13 @@ def moe_fp4_small_batch(
         num_stages=up.stages,
         maxnreg=up.registers if hopper else None,
         UP_FIRST=up_first,
-        INTEGERS=integral,
         **constants,
         **launch,
     )
     shared_programs = shared * hidden // (chosen.shared_rows * down.blocks)
     _down_kernel[(hidden // (down.rows * down.blocks) * routes + shared_programs,)](
         pairs,
+        activation_scales,
         topk_ids,
         topk_weights,
         w2 if fp8_activations else w2.view(torch.int32),
@@ -1384,7 +1655,7 @@ def compile_cases() -> Iterator[CompileCase]:
     common = dict.fromkeys(("routes", "tokens", "top_k", "shared_programs", "up_programs"), "i32") | {
         "arrived": "*i32:16",
         "integers": "*i32:16",
-        "integer_scales": "*fp32:16",
+        **dict.fromkeys(("integer_scales", "activation_scales"), "*fp32:16"),
         "ids": "*i32:16",
         "topk_weights": "*fp32:16",
         "x": "*i32:16",
@@ -1420,7 +1691,7 @@ def compile_cases() -> Iterator[CompileCase]:
                         **(
                             {"BLOCKS": cut.blocks, "BESIDE": chosen.integers}
                             if kernel is _down_kernel
-                            else {"UP_FIRST": group == 32, "INTEGERS": chosen.integers}
+                            else {"UP_FIRST": group == 32}
                         ),
                         "DEPTH": cut.depth,
                         "STAGES": cut.stages,
@@ -1428,6 +1699,7 @@ def compile_cases() -> Iterator[CompileCase]:
                         "SHARED_TOKENS": chosen.shared_tokens,
                         "PARTS": cut.parts,
                         "SHARED_ROWS": chosen.shared_rows,
+                        "INTEGERS": chosen.integers,
                         "PDL": True,
                     },
                     num_warps=cut.warps,
@@ -1440,7 +1712,7 @@ def compile_cases() -> Iterator[CompileCase]:
         shape="integers",
         kernel=_quantise_kernel,
         arguments={"x": "*bf16:16", "integers": "*i8:16", "scales": "*fp32:16"},
-        constexprs={"HIDDEN": hidden, "PADDED": hidden, "LARGEST": LARGEST.value, "PDL": True},
+        constexprs={"HIDDEN": hidden, "PADDED": hidden, "PDL": True},
         num_warps=QUANTISE_WARPS,
         options={"launch_pdl": True},
     )
