@@ -1,7 +1,6 @@
 """Times sparse MLA decode against SGLang's Triton fallback and FlashMLA.
 
     python -m benchmarks.sparse_mla_decode --out results
-    python -m benchmarks.sparse_mla_decode --sweep      # numbers of shares and ways to put them together
 
 Peers that are not installed are left out: FlashMLA is the package `sgl-flash-mla`; SGLang's functions come from the
 installed package or from the unpacked wheel that SGLANG_SOURCE names.
@@ -9,17 +8,13 @@ installed package or from the unpacked wheel that SGLANG_SOURCE names.
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from sm120_kernels import kv_layout
-from sm120_kernels.checks import sm_count
-from sm120_kernels.ops import sparse_mla_decode as op
 from sm120_kernels.ops.sparse_mla_decode import sparse_mla_decode
 from sm120_kernels.reference.sparse_mla_decode import random_cache
 
@@ -135,36 +130,8 @@ def flash_mla(call: dict[str, Any]) -> Callable[[], torch.Tensor]:
     return decode
 
 
-def sweep() -> None:
-    """Print the time of numbers of shares and of each way to put them together, best first."""
-    for heads, batch in itertools.product(HEADS, (1, 4, 16, 64)):
-        calls = [inputs(batch, heads, seed=seed) for seed in range(timing.INPUT_SETS)]
-        device = calls[0]["q"].device
-        planned = op.plan(batch, heads, WINDOW, TOPK, sm_count(device), op._shared_bytes(device))
-        found: list[tuple[float, op.Plan]] = []
-        for block, splits in itertools.product((op.NARROW, op.WIDE), (1, 2, 3, 4, 5, 7, 8, 10, 14, 16, 20)):
-            if (block is op.WIDE and (heads <= 16 or splits > 10)) or batch * splits > 512:
-                continue
-            for combine in ("launch", "last", "all") if 1 < splits <= op.MAX_COUNTED_SPLITS else ("launch",):
-                cut = replace(block, splits=splits, combine=combine)
-                try:
-                    functions = [lambda call=call, cut=cut: sparse_mla_decode(**call, chosen=cut) for call in calls]
-                    found.append((timing.time_calls(functions, replays=6).microseconds, cut))
-                except Exception as error:  # a cut may not fit; the others must still come out
-                    print(cut, type(error).__name__, str(error)[:100])
-        print(f"H={heads} B={batch}, plan {planned}")
-        for time, cut in sorted(found, key=lambda entry: entry[0]):
-            print(f"  {time:7.2f} µs  {cut.heads} heads x {cut.tokens} tokens, {cut.splits} shares, {cut.combine}")
-        sys.stdout.flush()
-
-
 def main() -> int:
-    parser = timing.arguments(__doc__ or "")
-    parser.add_argument("--sweep", action="store_true", help="time numbers of shares and ways to put them together")
-    options = parser.parse_args()
-    if options.sweep:
-        sweep()
-        return 0
+    options = timing.arguments(__doc__ or "").parse_args()
     rows: list[timing.Row] = []
     for heads in HEADS:
         for batch in BATCHES:

@@ -1,16 +1,12 @@
 """Sparse MLA decode in Triton's interpreter against the float64 reference."""
 
-import threading
 from dataclasses import replace
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm120_kernels import kv_layout
-from sm120_kernels.ops import sparse_mla_decode as op
 from sm120_kernels.ops.sparse_mla_decode import NARROW, WIDE, Plan, plan, sparse_mla_decode
 from sm120_kernels.reference import sparse_mla_decode as reference
 
@@ -38,11 +34,7 @@ def calls(draw: st.DrawFn) -> dict:
         "q": torch.randn(batch, heads, kv_layout.HEAD_DIM, generator=generator).to(torch.bfloat16),
         "scale": draw(st.sampled_from([None, 0.1])),
         "sink": torch.randn(heads, generator=generator) * 3 if draw(st.booleans()) else None,
-        "chosen": replace(
-            draw(st.sampled_from([NARROW, WIDE])),
-            splits=draw(st.integers(1, 5)),
-            combine=draw(st.sampled_from(["launch", "last", "all"])),
-        ),
+        "chosen": replace(draw(st.sampled_from([NARROW, WIDE])), splits=draw(st.integers(1, 5))),
     }
     for prefix in ("", "extra_"):
         if prefix and draw(st.booleans()):
@@ -100,52 +92,6 @@ def test_the_number_of_shares_changes_only_the_last_bits() -> None:
     assert error(many, one.double()) <= 4e-3
 
 
-@pytest.mark.parametrize("block, splits", [(NARROW, 2), (NARROW, 7), (NARROW, 16), (WIDE, 3)])
-@pytest.mark.parametrize("combine", ["last", "all"])
-def test_one_launch_puts_shares_together_as_two_do_call_after_call(combine: str, splits: int, block: Plan) -> None:
-    """Row 1 has no tokens and row 2 has shares without; the interpreter runs programs in turn, so waits are in vain."""
-    call = example(heads=20, width=550) | {"lengths": torch.tensor([550, 0, 40], dtype=torch.int32)}
-    call["sink"] = torch.randn(20, generator=torch.Generator().manual_seed(3))
-    cut = replace(block, splits=splits)
-    expected, expected_lse = sparse_mla_decode(**call, chosen=cut)
-    for _ in range(2):
-        out, lse = torch.full_like(expected, torch.nan), torch.full_like(expected_lse, torch.nan)
-        sparse_mla_decode(**call, chosen=replace(cut, combine=combine), out=out, lse=lse)
-        assert torch.equal(out, expected)
-        # NumPy sums eight and more weights in another order where they lie side by side.
-        torch.testing.assert_close(lse, expected_lse, rtol=1e-6 if splits > 4 else 0.0, atol=0.0)
-        assert not (op._arrivals(call["q"].device, 0) & ((1 << op.PHASE.value) - 1)).any()
-
-
-@triton.jit
-def _chunks_kernel(counter, found, split, splits):
-    first, end = op._chunks(counter, split, splits, 8, True)
-    tl.store(found, first)
-    tl.store(found + 1, end)
-
-
-@pytest.mark.parametrize("split, chunks", [(0, [0, 2]), (3, [6, 8]), (6, [8, 8])])
-def test_a_program_that_sees_the_others_arrive_takes_its_own_chunks(
-    split: int, chunks: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 8 chunks and 7 shares, whose counter has been through calls before."""
-    monkeypatch.setattr(op, "POLLS", tl.constexpr(10**9))
-    before = 5 << op.PHASE.value
-    counter, found = torch.tensor([before], dtype=torch.int32), torch.full((2,), -1, dtype=torch.int32)
-
-    def others() -> None:
-        while int(counter) == before:
-            pass
-        counter.add_((6 if split == 0 else 5 + 58) << op.ARRIVED.value)
-
-    thread = threading.Thread(target=others)
-    thread.start()
-    _chunks_kernel[(1,)](counter, found, split, 7)
-    thread.join()
-    assert found.tolist() == chunks
-    assert int(counter) == 6 << op.PHASE.value
-
-
 def test_an_empty_batch_gives_empty_results() -> None:
     out, lse = sparse_mla_decode(**example(batch=0))
     assert out.shape == (0, 16, kv_layout.HEAD_DIM)
@@ -197,7 +143,6 @@ CACHE = reference.random_cache(128, 64, GENERATOR)
         ({"out": torch.zeros(3, 16, 512)}, "out must be torch.bfloat16"),
         ({"lse": torch.zeros(3, 8)}, "lse must have shape"),
         ({"sink": torch.zeros(16, device="meta")}, "sink is on meta"),
-        ({"chosen": replace(NARROW, splits=17, combine="last")}, "at most 16 shares together"),
         ({"indices": torch.full((3, 70), 256, dtype=torch.int32), "check": True}, r"indices\[0, 0\] is 256, must be"),
         ({"indices": torch.full((3, 70), -2, dtype=torch.int32), "check": True}, "is -2, must be -1 or 0 to 255"),
     ],

@@ -19,7 +19,7 @@ OUTPUTS = 64
 DEPTH = 64
 WARPS = 4
 STAGES = 4
-MAX_SPLITS = 16
+MAX_SPLITS = 8
 
 
 @triton.jit
@@ -76,7 +76,7 @@ class Plan:
 
 @functools.cache
 def plan(tokens: int, outputs: int, depth: int, sms: int) -> Plan:
-    """Choose the cut: as few shares as give every multiprocessor two programs.
+    """Choose the cut: as few shares as give every multiprocessor a program; more are slower in a step (log.md).
 
     Args:
         tokens, outputs, depth: the product's sizes.
@@ -85,7 +85,7 @@ def plan(tokens: int, outputs: int, depth: int, sms: int) -> Plan:
     block = min(64, max(16, triton.next_power_of_2(tokens)))
     programs = triton.cdiv(outputs, OUTPUTS) * triton.cdiv(tokens, block)
     splits = 1
-    while splits < MAX_SPLITS and depth % (2 * splits * DEPTH) == 0 and programs * splits < 2 * sms:
+    while splits < MAX_SPLITS and depth % (2 * splits * DEPTH) == 0 and programs * splits < sms:
         splits *= 2
     return Plan(block, splits)
 

@@ -338,7 +338,7 @@ def serving_calls() -> Iterator[Callable[[], object]]:
 
 def compile_cases() -> Iterator[CompileCase]:
     """With few and many shares of the head weights."""
-    for splits in (1, 8, 16):
+    for splits in (1, 8):
         yield CompileCase(
             op="prepare_queries",
             shape=f"{splits} shares",

@@ -172,7 +172,7 @@ def serving_calls() -> Iterator[Callable[[], object]]:
 
 def compile_cases() -> Iterator[CompileCase]:
     """By score and by table, with few and many shares."""
-    for splits, hashed in ((1, False), (16, False), (16, True)):
+    for splits, hashed in ((1, False), (8, False), (8, True)):
         yield CompileCase(
             op="route_experts",
             shape=f"{splits} shares, {'table' if hashed else 'scores'}",

@@ -2,8 +2,7 @@
 
 The sliding-window cache and the compressed cache (C4 or C128) are read where they lie, in one pass. A program takes 16
 or 32 heads of one row and a share of its tokens: it reads each token once, turns it into bf16 once, and uses that tile
-as key and as value for all its heads on the tensor cores. A second launch puts the shares together, or the programs
-that made them do.
+as key and as value for all its heads on the tensor cores. A second launch puts the shares together.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import torch
 import triton
@@ -30,16 +28,6 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 MAX_HEADS = 128
 MAX_SPLITS = 32
-# More shares would need more registers than there are to put them together in the first launch.
-MAX_COUNTED_SPLITS = 16
-MAX_COUNTERS = 65536
-# A counter of arrived shares: from this bit on 64 a call in all, whatever the number of shares, so that the bits from
-# PHASE on tell whether a call is complete; below, the programs that would not wait, none between calls.
-ARRIVED = tl.constexpr(16)
-PHASE = tl.constexpr(22)
-GONE = tl.constexpr(0xFFFF)
-# About half a microsecond each: more than the programs of one wave lie apart, and little to lose beyond.
-POLLS = tl.constexpr(16)
 
 
 @triton.jit
@@ -110,102 +98,6 @@ def _keys(scales, g0, g1, g2, g3, g4, g5, g6, rope, TOKENS: tl.constexpr):
     return side_by_side(side_by_side(k0, k1, TOKENS, 128), side_by_side(k2, k3, TOKENS, 128), TOKENS, 256)
 
 
-@triton.jit
-def _chunks(counter, split, splits, CHUNKS: tl.constexpr, ALL: tl.constexpr):
-    """Count this program's share; which of the row's CHUNKS chunks are this program's to put together: first and end.
-
-    All to the program that counts last; with ALL, to each program its own, once it has seen that all shares are there.
-    A program that waits in vain (the others may not have begun) leaves, and the last one takes every chunk: nobody ever
-    needs another program to run. A chunk that two programs take gets the same bits from both.
-    """
-    # Program 0 counts for all the shares that there are not.
-    amount = tl.where(split == 0, 65 - splits, 1) << ARRIVED
-    before = tl.atomic_add(counter, amount, sem="acq_rel", scope="gpu")
-    phase = before >> PHASE
-    first = 0
-    end = 0
-    if ALL:
-        owned = tl.cdiv(CHUNKS, splits)
-        first = tl.minimum(split * owned, CHUNKS)
-        end = tl.minimum(first + owned, CHUNKS)
-        if ((before + amount) >> PHASE) != phase:
-            gone = before & GONE
-            if gone != 0:
-                tl.atomic_add(counter, -gone, sem="relaxed", scope="gpu")
-                first = 0
-                end = CHUNKS
-        elif first < end:
-            seen = before
-            polls = 0
-            while ((seen >> PHASE) == phase) & (polls < POLLS):
-                seen = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
-                polls += 1
-            if (seen >> PHASE) == phase:
-                seen = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-                if (seen >> PHASE) == phase:
-                    end = first
-                else:
-                    tl.atomic_add(counter, -1, sem="relaxed", scope="gpu")
-    elif ((before + amount) >> PHASE) != phase:
-        end = CHUNKS
-    return first, end
-
-
-@triton.jit
-def _chunk_shares(partial, partial_lse, head, heads, splits, wanted, SHARES: tl.constexpr):
-    """Every share's average and log-sum-exp of some heads of a row, past this multiprocessor's own cache."""
-    share = tl.arange(0, SHARES)[:, None]
-    place = share * heads + head[None, :]
-    there = (share < splits) & (head < heads)[None, :] & wanted
-    column = tl.arange(0, HEAD_DIM)[None, None, :]
-    values = tl.load(
-        partial + (place[:, :, None] * HEAD_DIM + column), mask=there[:, :, None], other=0.0, cache_modifier=".cg"
-    )
-    return values, tl.load(partial_lse + place, mask=there, other=float("-inf"), cache_modifier=".cg")
-
-
-@triton.jit
-def _put_together(
-    partial,
-    partial_lse,
-    sink,
-    out,
-    lse,
-    first_head,
-    heads,
-    splits,
-    first,
-    end,
-    SHARES: tl.constexpr,
-    ROWS: tl.constexpr,
-    HAS_SINK: tl.constexpr,
-):
-    """What _combine_kernel does, for chunks `first` to `end` of ROWS heads each; the pointers are the row's."""
-    member = tl.arange(0, ROWS)
-    column = tl.arange(0, HEAD_DIM)[None, :]
-    head = first_head + first * ROWS + member
-    values, share_lse = _chunk_shares(partial, partial_lse, head, heads, splits, first < end, SHARES)
-    for chunk in tl.range(first, end, num_stages=1):
-        # The next chunk is on its way while this one is used.
-        head = first_head + chunk * ROWS + member
-        next_values, next_lse = _chunk_shares(partial, partial_lse, head + ROWS, heads, splits, chunk + 1 < end, SHARES)
-        mask = head < heads
-        sink_log2 = tl.full([ROWS], float("-inf"), tl.float32)
-        if HAS_SINK:
-            sink_log2 = tl.load(sink + head, mask=mask, other=0.0) * LOG2E
-        top = tl.max(share_lse, 0)
-        reference = tl.where(top == float("-inf"), 0.0, top)
-        weight = tl.exp2(share_lse - reference[None, :])
-        total = tl.sum(weight, 0)
-        # An empty share wrote no values.
-        values = tl.where((share_lse == float("-inf"))[:, :, None], 0.0, values) * weight[:, :, None]
-        factor = tl.where(total > 0, 1.0 / (total + tl.exp2(sink_log2 - reference)), 0.0)
-        _store(out + head[:, None] * HEAD_DIM + column, tl.sum(values, 0) * factor[:, None], mask[:, None])
-        tl.store(lse + head, (top + tl.log2(total)) * LN2, mask=mask)
-        values = next_values
-        share_lse = next_lse
-
-
 @triton.jit(do_not_specialize=["splits", "window_shift", "extra_shift"])
 def _sparse_mla_decode_kernel(
     q,
@@ -220,7 +112,6 @@ def _sparse_mla_decode_kernel(
     lse,
     partial,
     partial_lse,
-    arrivals,
     scale_log2,
     heads,
     window_width,
@@ -240,15 +131,12 @@ def _sparse_mla_decode_kernel(
     HAS_SINK: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
-    SHARES: tl.constexpr,
-    ALL: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attention of HEADS heads of one row over one of `splits` shares of its tokens.
 
     The grid is (blocks of HEADS heads, splits, rows). DIRECT, for one share, writes the result; otherwise the share's
-    own softmax average goes to partial and its log-sum-exp, base 2, to partial_lse. With SHARES, `splits` rounded up to
-    a power of two, the last program of a row and block puts the shares together, or ALL of them do; with 0 none does.
+    own softmax average goes to partial and its log-sum-exp, base 2, to partial_lse.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -324,28 +212,6 @@ def _sparse_mla_decode_kernel(
         written = (head_mask & (end > start))[:, None]
     factor = tl.where(total > 0, 1.0 / average, 0.0)[:, None]
     _store(result, values * factor, written)
-    if SHARES > 0:
-        CHUNKS: tl.constexpr = min(HEADS, SHARES)
-        # All of this program's stores come before the count; whoever sees the full count sees every program's.
-        tl.debug_barrier()
-        counter = arrivals + row * tl.num_programs(0) + tl.program_id(0)
-        first, end = _chunks(counter, split, splits, CHUNKS, ALL)
-        first_place = row * splits * heads
-        _put_together(
-            partial + first_place * HEAD_DIM,
-            partial_lse + first_place,
-            sink,
-            out + row * heads * HEAD_DIM,
-            lse + row * heads,
-            tl.program_id(0) * HEADS,
-            heads,
-            splits,
-            first,
-            end,
-            SHARES,
-            HEADS // CHUNKS,
-            HAS_SINK,
-        )
 
 
 @triton.jit
@@ -400,19 +266,13 @@ def _combine_kernel(
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one call is cut: programs of `heads` heads that read `tokens` tokens a turn, `splits` shares a row.
-
-    combine: who puts the shares together: a second "launch"; the "last" program of a row and block of heads, which
-        reads all of its shares through one multiprocessor; or "all" of its programs, each some heads, which wait for
-        each other if they run at the same time. The latter two for at most MAX_COUNTED_SPLITS shares.
-    """
+    """How one call is cut: programs of `heads` heads that read `tokens` tokens a turn, `splits` shares a row."""
 
     heads: int
     tokens: int
     warps: int
     programs_per_sm: int
     splits: int
-    combine: Literal["launch", "last", "all"] = "launch"
 
 
 NARROW = Plan(heads=16, tokens=32, warps=4, programs_per_sm=2, splits=1)
@@ -495,9 +355,7 @@ def sparse_mla_decode(
     The lists are read up to the row's length; entries of -1 are skipped; an index may occur several times and counts
     each time. A row without tokens gives out = 0 and lse = -inf.
 
-    Two launches, or one where `plan` finds no use in splitting a row or has the first launch put the shares together.
-    Then programs count each other in a buffer of the stream the call is made on: call once before a graph is captured,
-    and do not replay graphs captured on one stream at the same time. All sizes come from the shapes: the call can be
+    Two launches, or one where `plan` finds no use in splitting a row. All sizes come from the shapes: the call can be
     captured in a CUDA graph and replayed with other lengths and indices. The number of shares of a row depends on the
     batch, so a row's fp32 sums may be grouped otherwise in another batch (a last bit of the bf16 result); with the
     same `chosen` a row's result is the same bit for bit in every batch.
@@ -522,8 +380,7 @@ def sparse_mla_decode(
         out and lse.
 
     Raises:
-        ValueError: a wrong dtype, shape, stride, page size, head count or device; with check, an index out of range; a
-            `chosen` with more shares or blocks than its way to put shares together can count.
+        ValueError: a wrong dtype, shape, stride, page size, head count or device; with check, an index out of range.
 
     Source of the semantics: SGLang 0.5.23, `flash_mla_with_kvcache_sm120` (its lse differs between its backends; this
     one is FlashMLA's, but for -inf where FlashMLA has +inf).
@@ -574,25 +431,16 @@ def sparse_mla_decode(
     width = indices.shape[1]
     extra_width = 0 if extra_indices is None else extra_indices.shape[1]
     cut = chosen or plan(batch, heads, width, extra_width, sm_count(q.device), _shared_bytes(q.device))
-    blocks = triton.cdiv(heads, cut.heads)
-    counted = cut.splits > 1 and cut.combine != "launch"
-    # Where unused they only need the right type.
-    partial, partial_lse, arrivals = out, lse, indices
-    if counted:
-        if cut.splits > MAX_COUNTED_SPLITS or batch * blocks > MAX_COUNTERS:
-            raise ValueError(
-                f"one launch puts at most {MAX_COUNTED_SPLITS} shares together, of at most {MAX_COUNTERS} blocks, got "
-                f"{cut.splits} shares of {batch} x {blocks} blocks"
-            )
-        arrivals = _arrivals(q.device, torch.cuda.current_stream().cuda_stream if q.is_cuda else 0)
-    if cut.splits > 1:
+    if cut.splits == 1:
+        partial, partial_lse = out, lse
+    else:
         partial = q.new_empty((batch, cut.splits, heads, kv_layout.HEAD_DIM), dtype=torch.float32)
         partial_lse = q.new_empty((batch, cut.splits, heads), dtype=torch.float32)
     # Without an extra cache its arguments only need the right type.
     second, second_indices = (cache, indices) if extra_cache is None else (extra_cache, extra_indices)
     assert second_indices is not None
     pdl = has_dependent_launch(q.device)
-    _sparse_mla_decode_kernel[(blocks, cut.splits, batch)](
+    _sparse_mla_decode_kernel[(triton.cdiv(heads, cut.heads), cut.splits, batch)](
         q,
         _bytes(cache),
         _bytes(second),
@@ -605,7 +453,6 @@ def sparse_mla_decode(
         lse,
         partial,
         partial_lse,
-        arrivals,
         (kv_layout.HEAD_DIM**-0.5 if scale is None else scale) * LOG2E.value,
         heads,
         width,
@@ -625,14 +472,12 @@ def sparse_mla_decode(
         HAS_SINK=sink is not None,
         HEADS=cut.heads,
         TOKENS=cut.tokens,
-        SHARES=triton.next_power_of_2(cut.splits) if counted else 0,
-        ALL=counted and cut.combine == "all",
         PDL=pdl,
         num_warps=cut.warps,
         num_stages=1,
         **({"launch_pdl": True} if pdl else {}),
     )
-    if cut.splits > 1 and not counted:
+    if cut.splits > 1:
         columns = combine_columns(batch, heads)
         _combine_kernel[(heads, kv_layout.HEAD_DIM // columns, batch)](
             partial,
@@ -650,12 +495,6 @@ def sparse_mla_decode(
             **({"launch_pdl": True} if pdl else {}),
         )
     return out, lse
-
-
-@functools.cache
-def _arrivals(device: torch.device, stream: int) -> torch.Tensor:
-    """Counters of arrived shares, complete between calls; one set a stream, on which calls follow each other."""
-    return torch.zeros(MAX_COUNTERS, dtype=torch.int32, device=device)
 
 
 def _require_cache(
@@ -744,7 +583,7 @@ def compile_cases() -> Iterator[CompileCase]:
     pointers = {
         "*bf16:16": "q out",
         "*u8:16": "window_cache extra_cache",
-        "*i32:16": "window_indices extra_indices window_lengths extra_lengths arrivals",
+        "*i32:16": "window_indices extra_indices window_lengths extra_lengths",
         "*fp32:16": "sink lse partial_lse",
     }
     integers = {
@@ -754,19 +593,13 @@ def compile_cases() -> Iterator[CompileCase]:
     }
     types = {name: kind for kind, names in (pointers | integers).items() for name in names.split()}
     shapes = [(batch, heads, extra) for heads in (16, 64) for extra in (512, 0) for batch in (1, 16, 64)]
-    cuts = [(*shape, plan(shape[0], shape[1], 128, shape[2], 188, limits.shared_per_block)) for shape in shapes]
-    # The ways that the plan does not choose.
-    for combine in ("last", "all"):
-        for splits in (2, 4, 8, 16):
-            cuts.append((16, 16, 512, dataclasses.replace(NARROW, splits=splits, combine=combine)))
     combines = set()
     seen = set()
-    for batch, heads, extra, cut in cuts:
+    for batch, heads, extra in shapes:
+        cut = plan(batch, heads, 128, extra, 188, limits.shared_per_block)
         direct = cut.splits == 1
-        counted = not direct and cut.combine != "launch"
-        shares = triton.next_power_of_2(cut.splits) if counted else 0
-        key = (cut.heads, cut.tokens, direct, extra > 0, shares, cut.combine)
-        if not direct and not counted:
+        key = (cut.heads, cut.tokens, direct, extra > 0)
+        if not direct:
             combines.add((cut.splits, combine_columns(batch, heads)))
         if key in seen:
             continue
@@ -774,8 +607,7 @@ def compile_cases() -> Iterator[CompileCase]:
         yield CompileCase(
             op="sparse_mla_decode",
             shape=f"{cut.heads} heads x {cut.tokens} tokens, {'one share' if direct else 'shares'}, "
-            f"{'two caches' if extra else 'one cache'}"
-            + (f", {cut.combine} put{'s' if cut.combine == 'last' else ''} {shares} together" if counted else ""),
+            f"{'two caches' if extra else 'one cache'}",
             kernel=_sparse_mla_decode_kernel,
             arguments=types
             | {"partial": "*bf16:16" if direct else "*fp32:16", "extra_width": "i32:16" if extra else "i32"},
@@ -786,8 +618,6 @@ def compile_cases() -> Iterator[CompileCase]:
                 "HAS_SINK": True,
                 "HEADS": cut.heads,
                 "TOKENS": cut.tokens,
-                "SHARES": shares,
-                "ALL": counted and cut.combine == "all",
                 "PDL": True,
             },
             num_warps=cut.warps,

@@ -648,7 +648,7 @@ def compile_cases() -> Iterator[CompileCase]:
         "weights_column",
         "fp32": "eps weight_scale",
     }
-    for (ratio, splits), queries in itertools.product(((0, 1), (4, 8), (128, 16)), (False, True)):
+    for (ratio, splits), queries in itertools.product(((0, 1), (4, 8), (128, 8)), (False, True)):
         yield CompileCase(
             op="store_attention_inputs",
             shape=f"ratio {ratio}, {splits} shares{', queries' if queries else ''}",
