@@ -33,10 +33,10 @@ from deploy.image.build import IMAGE_BYTES
 from deploy.image.inputs import image_tag
 from deploy.init.verb import init
 from deploy.lock.model import read_lock
+from deploy.model.folder import model_folder
 from deploy.report.verb import report
 from deploy.spec.load import load
 from deploy.stack.state import State
-from deploy.stack.up import model_folder
 
 ERRORS_FOUND = 3
 

@@ -19,12 +19,12 @@ from deploy.host.report import HostReport
 from deploy.init.drawing import draw
 from deploy.init.propose import Proposal, propose
 from deploy.init.render import to_toml
+from deploy.model.folder import draft_folder, model_folder
 from deploy.spec.load import SpecError, SpecFile, load, parse
 from deploy.spec.model import Spec
 from deploy.stack.compose import stack_of
 from deploy.stack.environment import Facts, render, variables
 from deploy.stack.state import State
-from deploy.stack.up import draft_folder, model_folder
 
 
 def init(
