@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from deploy.errors import DeployError
+from deploy.errors import DeployError, WrongInput
 from deploy.fetch import http_client
 from deploy.image.inputs import IMAGE_NAME
 from deploy.spec.model import REGISTRY
@@ -96,10 +96,8 @@ class Registry:
         return f"{self.scheme}://{self.host}/v2/{self.repository}"
 
 
-class NoRegistry(DeployError):
+class NoRegistry(WrongInput):
     """Neither the command line nor deploy.toml names a registry, or not in the form of one."""
-
-    exit_code = 2
 
 
 def parse_registry(address: str) -> Registry:
