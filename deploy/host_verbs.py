@@ -134,7 +134,9 @@ def doctor_verb(
 def init_verb(
     spec: SpecOption = SPEC,
     state: StateOption = STATE,
-    env_file: Annotated[Path | None, typer.Option("--env-file", metavar="FILE", help="Also write this.")] = None,
+    env_file: Annotated[
+        Path | None, typer.Option("--env-file", metavar="FILE", dir_okay=False, help="Also write this.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace files without asking.")] = False,
     as_json: JsonOption = False,
