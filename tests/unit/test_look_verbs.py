@@ -25,3 +25,27 @@ def test_metrics_of_a_stack_without_a_page_name_the_setting_that_is_missing(monk
     *_, error = run(monkeypatch, "metrics")
     assert getattr(error, "exit_code", None) == 2
     assert "set metrics.port" in str(error)
+
+
+REQUEST = '{"event": "request.received", "rid": "order-66", "obj": {"text": "what is HEALTH_CHECK_1?"}}'
+LOG = {
+    "decode": (REQUEST, '{"event": "request.received", "rid": "HEALTH_CHECK_1"}'),
+    "prefill": ('{"event":"request.finished","rid":"HEALTH_CHECK_2"}', "\x1b[32mloaded\x1b[0m"),
+}
+
+
+@pytest.mark.parametrize("probes", [False, True])
+def test_logs_leave_out_the_health_checks_own_lines_and_say_how_many(
+    monkeypatch: pytest.MonkeyPatch, probes: bool
+) -> None:
+    def logs(names: list[str], **_: object) -> list[tuple[str, bytes]]:
+        assert names == ["decode", "prefill"]
+        return [("stdout", f"\x1b[2K{name}-1  | {line}\n".encode()) for name in names for line in LOG[name]]
+
+    docker = SimpleNamespace(compose=SimpleNamespace(logs=logs))
+    code, shown, said, _ = run(monkeypatch, "logs", "decode", "prefill", *["--probes"] * probes, docker=docker)
+    kept = [f"decode-1  | {REQUEST}", "prefill-1  | loaded"]
+    if probes:
+        kept[1:1] = [f"decode-1  | {LOG['decode'][1]}", f"prefill-1  | {LOG['prefill'][0]}"]
+    assert (code, shown.splitlines()) == (0, kept)
+    assert said == ("" if probes else "without 2 lines of health checks: --probes shows them\n")
