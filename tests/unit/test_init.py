@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lookalike import EIGHT_GPUS, GIB, LAYOUTS, Layout, RecordedHost, Slot, host
+from pydantic import BaseModel
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -21,7 +22,7 @@ from deploy.init.propose import assign_cpus, cost, divide, propose
 from deploy.init.render import to_toml
 from deploy.init.verb import init, write
 from deploy.spec.load import load, parse
-from deploy.spec.model import Image, Model, Router, Spec
+from deploy.spec.model import Engine, Image, Model, Router, Spec
 from deploy.stack.memory import plan_on
 from deploy.stack.state import State
 from deploy.stack.up import plan
@@ -260,6 +261,40 @@ def test_the_proposal_is_a_valid_spec_that_says_the_same(uuids: bool) -> None:
     assert (spec.decode.numa_node, spec.decode.cpus) == (1, "50-95,146-191")
     assert (spec.model, spec.image, spec.router) == (keep.model, keep.image, keep.router)
     assert spec.variables == {"NCCL_DEBUG": "INFO", "NCCL_P2P_LEVEL": "PHB"}
+
+
+def comments(text: str) -> dict[str, str]:
+    """The comment that stands above each key of a table, as one line, by `table.key`."""
+    found: dict[str, str] = {}
+    table, above = "", list[str]()
+    for line in text.splitlines():
+        if line.startswith("#"):
+            above.append(line.removeprefix("#").strip())
+            continue
+        if line.startswith("["):
+            table = line.strip("[]")
+        elif " = " in line and not line.startswith(" "):
+            found[f"{table}.{line.partition(' = ')[0]}"] = " ".join(above)
+        above = []
+    return found
+
+
+def test_each_key_is_explained_as_in_the_repositorys_deploy_toml() -> None:
+    """Which leaves out what [decode] has in common with [prefill]."""
+    shipped = {key: text for key, text in comments((ROOT / "deploy.toml").read_text()).items() if key[0] != "."}
+    spec = Spec()
+    for key, text in shipped.items():
+        table, _, name = key.partition(".")
+        section: BaseModel = getattr(spec, table)
+        described = type(section).model_fields[name].description or ""
+        assert text == described or (not text and table == "decode"), key
+    keep = Spec(engine=Engine(speculation_steps=5))
+    written = comments(to_toml(propose(probe(host(EIGHT_GPUS))), keep, True))
+    assert {key for key in written if key[0] not in ".v"} == {key for key in shipped if key[0] != "v"}
+    assert all(text in written[key] for key, text in shipped.items() if key in written)
+    text = to_toml(propose(probe(host(EIGHT_GPUS))), keep, True)
+    assert parse(text, Path("deploy.toml")).spec.engine.speculation_steps == 5
+    assert all(len(line) <= 120 for line in text.splitlines())
 
 
 CPU_PROPOSAL = propose(probe(lookalike.no_gpu()))
