@@ -83,7 +83,7 @@ lock-check: .venv/.synced  ## does deploy.lock agree with the repository and dep
 SELECT ?= -m "not slow"
 .PHONY: test-unit
 test-unit: .venv/.synced  ## the quick unit tests, no Docker
-	.venv/bin/pytest --numprocesses auto $(SELECT) tests/unit
+	.venv/bin/pytest --numprocesses auto $(SELECT)
 
 # Programs that only tests need, unpacked and not installed: the package of the registry would start one for everybody.
 PROGRAMS := .cache/programs/usr/bin

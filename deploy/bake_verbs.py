@@ -26,8 +26,8 @@ from deploy.command_line import (
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
-from deploy.image.registry import Client, wanted_registry
 from deploy.image.transfer import require_built, tag_of
+from deploy.image_verbs import registry_client
 from deploy.lock.document import FILE_NAME
 from deploy.lock.model import ImageLock, read_lock, write_lock
 from deploy.stack.client import RequestFailed
@@ -79,9 +79,8 @@ def bake_verb(
     require_docker(probe.docker_facts(), cdi=False)
     lock = read_lock(ROOT)
     image = require_built(lock.image)
-    registry = wanted_registry(to, spec)
     folder = State(state)
-    with folder.lock("bake"), render.steps(err) as report, Client(registry) as client:
+    with registry_client(to, spec) as client, folder.lock("bake"), render.steps(err) as report:
         # It refuses before anything that takes long.
         image_manifest(image, client)
         stack = running_stack(ROOT, folder.environment)
@@ -149,9 +148,9 @@ def modules_verb(
     require_docker(probe.docker_facts(), cdi=False)
     lock = read_lock(ROOT)
     image = require_built(lock.image)
-    registry, name = wanted_registry(to, spec), tag_of(image)
+    name = tag_of(image)
     at_a_time = jobs or modules.jobs_that_fit(os.cpu_count() or 1, psutil.virtual_memory().available)
-    with State(state).lock("bake"), render.steps(err) as report, Client(registry) as client:
+    with registry_client(to, spec) as client, State(state).lock("bake"), render.steps(err) as report:
         # It refuses before an hour of compiling.
         image_manifest(image, client)
         with step("caches", report) as running:

@@ -27,3 +27,9 @@ class DeployError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  why: {self.why}\n  fix: {self.fix}"
+
+
+class WrongInput(DeployError):
+    """What the command line or deploy.toml names cannot be used, or the verb needs a setting that is not set."""
+
+    exit_code = 2

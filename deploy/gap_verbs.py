@@ -11,7 +11,7 @@ from sm120_kernels.gpus import GPUS, RTX_PRO_6000, Gpu, find_gpu
 from sm120_kernels.shapes import LAYERS
 
 from deploy.command_line import SPEC, JsonOption, Panel, ProfileOption, SpecOption, console, examples, print_json, verbs
-from deploy.errors import DeployError
+from deploy.errors import WrongInput
 from deploy.gap import measured as held
 from deploy.gap import model
 from deploy.gap.published import CONTEXT as CONTEXT_OF_RECORDS
@@ -43,12 +43,6 @@ class KernelsName(StrEnum):
 class AllReduceName(StrEnum):
     nccl = "nccl"
     ipc = "ipc"
-
-
-class WrongInput(DeployError):
-    """A file or value on the command line that cannot be used."""
-
-    exit_code = 2
 
 
 def parse_levels(text: str, what: str) -> tuple[float, int]:

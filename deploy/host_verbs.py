@@ -33,10 +33,10 @@ from deploy.image.build import IMAGE_BYTES
 from deploy.image.inputs import image_tag
 from deploy.init.verb import init
 from deploy.lock.model import read_lock
+from deploy.model.folder import model_folder
 from deploy.report.verb import report
 from deploy.spec.load import load
 from deploy.stack.state import State
-from deploy.stack.up import model_folder
 
 ERRORS_FOUND = 3
 
@@ -134,7 +134,9 @@ def doctor_verb(
 def init_verb(
     spec: SpecOption = SPEC,
     state: StateOption = STATE,
-    env_file: Annotated[Path | None, typer.Option("--env-file", metavar="FILE", help="Also write this.")] = None,
+    env_file: Annotated[
+        Path | None, typer.Option("--env-file", metavar="FILE", dir_okay=False, help="Also write this.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace files without asking.")] = False,
     as_json: JsonOption = False,

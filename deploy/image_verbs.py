@@ -16,12 +16,13 @@ from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
 from deploy.image.inputs import read_inputs
-from deploy.image.registry import Client, wanted_registry
+from deploy.image.registry import Client, NoRegistry, parse_registry
 from deploy.image.sbom import attach, make_sbom
 from deploy.image.signature import sign
 from deploy.image.transfer import Pulled, import_archive, pull, push
 from deploy.lock.document import FILE_NAME
 from deploy.lock.model import ImageLock, Lock, read_lock, write_lock
+from deploy.spec.load import load
 
 SIGNING_KEY = "cosign.key"
 
@@ -66,7 +67,7 @@ def push_verb(
     """
     lock, image = locked_image()
     require_docker(probe.docker_facts(), cdi=False)
-    with _client(to, spec, certificates) as client, render.transfer(err) as progress:
+    with registry_client(to, spec, certificates) as client, render.transfer(err) as progress:
         pushed = push(image, client, progress=progress)
         attach(client, client.manifest(pushed.image.manifest), make_sbom(lock))
     key = key or (spec.parent / SIGNING_KEY if (spec.parent / SIGNING_KEY).exists() else None)
@@ -102,7 +103,7 @@ def pull_verb(
     """
     _, image = locked_image()
     require_docker(probe.docker_facts(), cdi=False)
-    with _client(source, spec, certificates) as client, render.transfer(err) as progress:
+    with registry_client(source, spec, certificates) as client, render.transfer(err) as progress:
         _show(pull(image, client, progress=progress), as_json)
 
 
@@ -151,5 +152,20 @@ def locked_image() -> tuple[Lock, ImageLock]:
     return lock, lock.image
 
 
-def _client(address: str | None, spec: Path, certificates: Path | None) -> Client:
-    return Client(wanted_registry(address, spec), certificates)
+def registry_client(named: str | None, spec: Path, certificates: Path | None = None) -> Client:
+    """A client of the registry that the command line names, else deploy.toml.
+
+    Args:
+        spec: the deploy.toml; read only if the command line names none.
+
+    Raises:
+        NoRegistry: there is none, or it is no address.
+        SpecError, NoSpec: deploy.toml cannot be used.
+    """
+    if address := named or load(spec).spec.image.registry:
+        return Client(parse_registry(address), certificates)
+    raise NoRegistry(
+        "no registry is named",
+        f"{spec} has none under [image]",
+        "set registry there, or name one on the command line: HOST[:PORT][/PATH], see --help",
+    )

@@ -25,9 +25,9 @@ from deploy.errors import DeployError
 from deploy.lock.model import ModelLock, read_lock
 from deploy.model.check import check_folder
 from deploy.model.fetch import HUB, fetch_model
+from deploy.model.folder import model_folder
 from deploy.spec.load import load
 from deploy.stack.state import State
-from deploy.stack.up import model_folder
 
 FAILED = 1
 

@@ -7,7 +7,7 @@ import typer
 
 from deploy import render
 from deploy.command_line import ROOT, STATE, JsonOption, Panel, StateOption, console, examples, print_json, verbs
-from deploy.errors import DeployError
+from deploy.errors import DeployError, WrongInput
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
 from deploy.spec.profiles import EXPORTER
@@ -60,7 +60,7 @@ def metrics_verb(state: StateOption = STATE) -> None:
     """Print the page with the metrics of all roles, as Prometheus would get it now."""
     stack = _running(state)
     if EXPORTER not in stack.expected:
-        raise DeployError(
+        raise WrongInput(
             "this stack has no page of metrics",
             "it was started without one",
             "set metrics.port in deploy.toml, deploy up",

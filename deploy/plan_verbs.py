@@ -9,8 +9,9 @@ import typer
 from rich.table import Table
 
 from deploy.command_line import SPEC, JsonOption, Panel, ProfileOption, SpecOption, console, examples, print_json, verbs
+from deploy.errors import WrongInput
 from deploy.gap.model import assumptions, prefill
-from deploy.gap_verbs import GpuName, WrongInput, gpu_of, measured_levels, setting_of
+from deploy.gap_verbs import GpuName, gpu_of, measured_levels, setting_of
 from deploy.plan.capacity import Limits, Option, Plan, plan
 from deploy.plan.service import EFFICIENCY, Service
 

@@ -15,7 +15,14 @@ def mistake(item: Mapping[str, Any]) -> str:
 
 def first_mistake(error: ValidationError) -> str:
     """Where the first mistake stands, what it is, and how many more there are, on one line."""
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{place}: {mistake(first)}{more}".removeprefix(": ")
+    return f"{_placed(error.errors()[0])}{more}"
+
+
+def all_mistakes(error: ValidationError) -> str:
+    """Where each mistake stands and what it is, on one line."""
+    return "; ".join(map(_placed, error.errors()))
+
+
+def _placed(item: Mapping[str, Any]) -> str:
+    return f"{'.'.join(map(str, item['loc']))}: {mistake(item)}".removeprefix(": ")

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from pydantic import ValidationError
 
-from deploy.validation import first_mistake
+from deploy.validation import all_mistakes
 from loadtest import containers, prepare, validity
 from loadtest import report as report_files
 from loadtest.api import Api
@@ -192,7 +192,7 @@ def load(path: Path) -> Result:
     try:
         return Result.model_validate(data)
     except ValidationError as error:
-        raise BenchError(f"{file} has schema {schema}, which this version cannot read", first_mistake(error)) from None
+        raise BenchError(f"{file} has schema {schema}, which this version cannot read", all_mistakes(error)) from None
 
 
 def load_all(folder: Path) -> tuple[list[Result], list[Path]]:

@@ -18,10 +18,9 @@ from typing import Any
 
 import httpx
 
-from deploy.errors import DeployError
+from deploy.errors import DeployError, WrongInput
 from deploy.fetch import http_client
 from deploy.image.inputs import IMAGE_NAME
-from deploy.spec.load import load
 from deploy.spec.model import REGISTRY
 
 MANIFEST_TYPES = (
@@ -97,29 +96,8 @@ class Registry:
         return f"{self.scheme}://{self.host}/v2/{self.repository}"
 
 
-class NoRegistry(DeployError):
+class NoRegistry(WrongInput):
     """Neither the command line nor deploy.toml names a registry, or not in the form of one."""
-
-    exit_code = 2
-
-
-def wanted_registry(named: str | None, spec: Path) -> Registry:
-    """The registry of the command line, else deploy.toml's.
-
-    Args:
-        spec: the deploy.toml; read only if the command line names none.
-
-    Raises:
-        NoRegistry: there is none, or it is no address.
-        SpecError, NoSpec: deploy.toml cannot be used.
-    """
-    if address := named or load(spec).spec.image.registry:
-        return parse_registry(address)
-    raise NoRegistry(
-        "no registry is named",
-        f"{spec} has none under [image]",
-        "set registry there, or name one on the command line: HOST[:PORT][/PATH], see --help",
-    )
 
 
 def parse_registry(address: str) -> Registry:

@@ -2,13 +2,13 @@
 
 import json
 import textwrap
+from collections.abc import Iterable
 
 from pydantic import BaseModel
 
 from deploy.host.parsers.cpu_list import format_cpu_list
 from deploy.init.propose import Proposal, RolePlan
-from deploy.spec.load import EXPLAINED
-from deploy.spec.model import Spec
+from deploy.spec.model import Role, Spec
 
 
 def to_toml(proposal: Proposal, keep: Spec, uuids: bool) -> str:
@@ -21,15 +21,14 @@ def to_toml(proposal: Proposal, keep: Spec, uuids: bool) -> str:
     """
     lines = [
         "# Proposed by `deploy init` from what it saw of this host; yours to change.",
-        f"# {EXPLAINED}",
         "",
         f"# {proposal.remarks[0]}." if proposal.remarks else "",
         f"profile = {_text(proposal.profile)}",
     ]
     if proposal.profile == "pd":
         lines += ["", f"# {proposal.transport_reason}.", f"transport = {_text(proposal.transport)}"]
-    lines += ["", "[model]", *_keys(keep.model, ("path", "name", "repo", "revision", "variant"))]
-    lines += ["", "[image]", *_keys(keep.image, ("registry", "public_key"))]
+    lines += ["", "[model]", *_keys(keep.model)]
+    lines += ["", "[image]", *_keys(keep.image)]
     if proposal.profile == "pd":
         prefill, decode = proposal.roles
         lines += [
@@ -40,22 +39,22 @@ def to_toml(proposal: Proposal, keep: Spec, uuids: bool) -> str:
     elif proposal.profile == "replicas":
         for number, role in enumerate(proposal.roles):
             extra = keep.replica[number].extra_arguments if number < len(keep.replica) else ""
-            lines += [*_role("[[replica]]", role, uuids), f"extra_arguments = {_text(extra)}"]
+            lines += [
+                *_role("[[replica]]", role, uuids),
+                *_explained(Role, "extra_arguments"),
+                f"extra_arguments = {_text(extra)}",
+            ]
     if proposal.profile != "cpu":
         engine = keep.engine.model_copy(update={"memory_fraction": proposal.memory_fraction})
-        lines += ["", "[engine]", *_keys(engine, ("context_length",))]
-        if proposal.memory:
-            lines += _comment(str(proposal.memory))
-        lines += _keys(engine, ("memory_fraction", "speculation", "draft_path", "moe_backend", "nccl"))
-        lines += _keys(engine, ("pcie_ipc_all_reduce",))
+        memory = _comment(f"{str(proposal.memory)[:1].upper()}{str(proposal.memory)[1:]}.") if proposal.memory else []
+        lines += ["", "[engine]", *_keys(engine, memory_fraction=memory)]
     lines += [
         "",
         "[router]",
-        *_keys(keep.router, ("bind", "port", "api_key_file", "requests_per_minute", "concurrent_requests")),
-        *_keys(keep.router, ("tls_certificate", "tls_key", "extra_arguments")),
+        *_keys(keep.router),
         "",
         "[metrics]",
-        *_keys(keep.metrics, ("port", "prometheus_image", "prometheus_port")),
+        *_keys(keep.metrics),
         "",
         "[variables]",
     ]
@@ -66,14 +65,32 @@ def to_toml(proposal: Proposal, keep: Spec, uuids: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _keys(section: BaseModel, names: tuple[str, ...]) -> list[str]:
-    """Keys of a table as the person has them."""
-    return [f"{name} = {_value(getattr(section, name))}" for name in names]
+def _keys(section: BaseModel, names: Iterable[str] = (), **remarks: list[str]) -> list[str]:
+    """Keys of a table as the person has them, all if none is named, each with its explanation.
+
+    Args:
+        remarks: what follows the explanation of a key, in comment lines.
+    """
+    kind, lines = type(section), list[str]()
+    for name in names or kind.model_fields:
+        value = _value(getattr(section, name))
+        lines += [*_explained(kind, name), *remarks.get(name, ()), f"{name} = {value}"]
+    return lines
+
+
+def _explained(section: type[BaseModel], name: str) -> list[str]:
+    return _comment(section.model_fields[name].description or "")
 
 
 def _comment(text: str) -> list[str]:
-    """A sentence as comment lines."""
-    return textwrap.wrap(f"{text[:1].upper()}{text[1:]}.", 120, initial_indent="# ", subsequent_indent="# ")
+    """Sentences as comment lines."""
+    return textwrap.wrap(
+        text,
+        120,
+        initial_indent="# ",
+        subsequent_indent="# ",
+        break_on_hyphens=False,
+    )
 
 
 def _role(table: str, role: RolePlan, uuids: bool) -> list[str]:
@@ -82,11 +99,14 @@ def _role(table: str, role: RolePlan, uuids: bool) -> list[str]:
     return [
         "",
         table,
+        *_explained(Role, "gpus"),
         f"# GPUs {indices} of nvidia-smi, the nearest to each other on NUMA node {role.numa_node}.",
         "gpus = [",
         *(f"    {_value(name)}," for name in names),
         "]",
+        *_explained(Role, "numa_node"),
         f"numa_node = {role.numa_node}",
+        *_explained(Role, "cpus"),
         "# Whole cores of that node; the rest of it is left to the system and the router.",
         f"cpus = {_text(format_cpu_list(list(role.cpus)))}",
     ]

@@ -3,8 +3,9 @@
 import difflib
 import json
 import os
+import shlex
 import sys
-import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,18 +14,19 @@ from pydantic import BaseModel
 from rich.text import Text
 
 from deploy.command_line import ROOT, console
-from deploy.errors import DeployError
+from deploy.errors import DeployError, WrongInput
 from deploy.host.errors import HostError
 from deploy.host.report import HostReport
 from deploy.init.drawing import draw
 from deploy.init.propose import Proposal, propose
 from deploy.init.render import to_toml
+from deploy.model.folder import draft_folder, model_folder
 from deploy.spec.load import SpecError, SpecFile, load, parse
 from deploy.spec.model import Spec
 from deploy.stack.compose import stack_of
 from deploy.stack.environment import Facts, render, variables
 from deploy.stack.state import State
-from deploy.stack.up import draft_folder, model_folder
+from deploy.stack.state import write as replace
 
 
 def init(
@@ -52,8 +54,11 @@ def init(
 
     Raises:
         HostError: this host cannot serve; nothing was written.
-        DeployError: a file is there already and nobody can be asked.
+        WrongInput: a file would lie in a folder that does not exist; nothing was written.
+        DeployError: a file is there already and nobody can be asked; nothing was written.
     """
+    for file in filter(None, (spec, env_file)):
+        _require_folder(file)
     present = load(spec).spec if spec.exists() else Spec()
     proposal = propose(report, present)
     text = to_toml(proposal, present, _has_uuids(report))
@@ -90,20 +95,39 @@ def init(
         names = ":".join(file.name for file in stack_of(ROOT, env_file, spec_file.spec).files)
         written = render(variables(spec_file, facts)).replace("Written by `deploy up`", "Written by `deploy init`")
         files[env_file] = f"{written}\n# What `docker compose` reads.\nCOMPOSE_FILE={names}\n"
-    for path, content in files.items():
-        write(path, content, dry_run=dry_run, yes=yes)
+    write(files, dry_run=dry_run, yes=yes)
 
 
-def write(path: Path, content: str, *, dry_run: bool, yes: bool) -> None:
-    """Write a file, whole or not at all; ask before replacing another one.
+def write(files: Mapping[Path, str], *, dry_run: bool, yes: bool) -> None:
+    """Write files, each whole or not at all; ask before replacing another one, and write none before the last answer.
 
     Raises:
-        DeployError: the file differs and nobody is there to ask.
+        DeployError: a file differs and nobody is there to ask.
     """
+    agreed = [path for path, content in files.items() if _agreed(path, content, dry_run=dry_run, yes=yes)]
+    for path in agreed:
+        replace(path, files[path], path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
+        typer.echo(f"wrote {path}", err=True)
+
+
+def _require_folder(file: Path) -> None:
+    if file.parent.is_dir():
+        return
+    if file.parent.exists():
+        raise WrongInput(f"{file.parent} is no folder", f"{file} was to be written into it", "name another file")
+    raise WrongInput(
+        f"the folder {file.parent} does not exist",
+        f"{file} was to be written into it",
+        shlex.join(["mkdir", "-p", str(file.parent)]),
+    )
+
+
+def _agreed(path: Path, content: str, *, dry_run: bool, yes: bool) -> bool:
+    """Show what would change, and ask if nobody has agreed yet."""
     old = path.read_text() if path.exists() else None
     if old == content:
         typer.echo(f"{path} already says this", err=True)
-        return
+        return False
     if dry_run or old is None:
         difference = content if dry_run else ""
     else:
@@ -111,22 +135,14 @@ def write(path: Path, content: str, *, dry_run: bool, yes: bool) -> None:
         difference = "".join(lines)
     typer.echo(difference, nl=False)
     if dry_run:
-        return
+        return False
     if old is not None and not yes:
         if not sys.stdin.isatty():
             raise DeployError(f"{path} is there and differs", "it is not replaced without asking", "deploy init --yes")
         if not typer.confirm(f"Replace {path}?", err=True):
             typer.echo(f"{path} stays as it is", err=True)
-            return
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        file.write(content)
-    try:
-        Path(file.name).chmod(path.stat().st_mode & 0o777 if old is not None else 0o666 & ~_umask())
-        Path(file.name).replace(path)
-    except OSError:
-        Path(file.name).unlink()
-        raise
-    typer.echo(f"wrote {path}", err=True)
+            return False
+    return True
 
 
 def _umask() -> int:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.errors import DeployError
+from deploy.errors import DeployError, WrongInput
 from deploy.spec.model import Spec
 from deploy.spec.profiles import ENGINES, ROUTER
 from deploy.stack.origins import unescaped
@@ -76,20 +76,18 @@ def read_roles(config: Mapping[str, Any], spec: Spec) -> dict[str, Role]:
         spec: where the GPUs of each engine hang.
 
     Raises:
+        WrongInput: deploy.toml asks for what only one host can do.
         DeployError: a service has what no manifest is written for, so that leaving it out would change its meaning.
     """
     services: dict[str, Any] = config["services"]
     known = [*(name for name in ENGINES[spec.profile] if name in services), ROUTER]
     if other := sorted(set(services) - {*known, *ONE_HOST}):
-        raise DeployError(
-            f"the compose files have a service that no manifest is written for: {', '.join(other)}",
-            'transport = "p2p" adds one: it needs both engines in one process namespace, and pods have one each'
-            if spec.transport == "p2p"
-            else "leaving it out would make another system of it",
-            'set transport = "isolated" in deploy.toml'
-            if spec.transport == "p2p"
-            else "teach deploy/kubernetes/roles.py what it is",
-        )
+        what = f"the compose files have a service that no manifest is written for: {', '.join(other)}"
+        if spec.transport == "p2p":
+            why = 'transport = "p2p" adds one: it needs both engines in one process namespace, and pods have one each'
+            raise WrongInput(what, why, 'set transport = "isolated" in deploy.toml')
+        why = "leaving it out would make another system of it"
+        raise DeployError(what, why, "teach deploy/kubernetes/roles.py what it is")
     return {name: _role(name, services[name], spec) for name in known}
 
 

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.errors import DeployError
+from deploy.errors import DeployError, WrongInput
 from deploy.image.inputs import read_inputs
-from deploy.image.registry import parse_registry
+from deploy.image.registry import NoRegistry, parse_registry
 from deploy.kubernetes.cluster import MODEL_FOLDER, Cluster
 from deploy.kubernetes.export import change_of, model_key, peers_key
 from deploy.kubernetes.roles import Role, read_roles
@@ -42,7 +42,9 @@ def prepare(root: Path, spec_file: SpecFile, wishes: Wishes) -> tuple[dict[str, 
         root: the checkout.
 
     Raises:
-        DeployError: deploy.lock is behind, the image is in no registry, or a folder is not an absolute path.
+        DeployError: deploy.lock is behind, or has no digest of the image in its registry.
+        NoRegistry: deploy.toml names none.
+        WrongInput: the image is not named by digest, or a folder not by an absolute path.
         HostError: there is no docker compose to ask.
     """
     spec, lock = spec_file.spec, read_lock(root)
@@ -90,12 +92,16 @@ def _image(root: Path, spec_file: SpecFile, lock: Lock, named: str | None) -> st
     """The image by digest."""
     if named is not None:
         if not BY_DIGEST.fullmatch(named):
-            raise DeployError(
+            raise WrongInput(
                 f"{named} is not an image by digest",
                 "a tag may mean another image tomorrow, and on another node today",
                 "HOST/NAME@sha256:… as `deploy push` prints it",
             )
         return named
+    what = "the image is in no registry that a cluster could pull it from"
+    if not (address := spec_file.spec.image.registry):
+        fix = "set registry under [image] in deploy.toml, then deploy push; or name the image with --image"
+        raise NoRegistry(what, f"{spec_file.file} has none under [image]", fix)
     inputs = read_inputs(root)
     if lock.image is None or lock.image.inputs != inputs.hash:
         raise DeployError(
@@ -104,19 +110,14 @@ def _image(root: Path, spec_file: SpecFile, lock: Lock, named: str | None) -> st
             f"{inputs.hash}",
             "deploy build, then deploy lock, then deploy push",
         )
-    if not lock.image.manifest or not spec_file.spec.image.registry:
-        missing = "deploy.lock has no digest of it there" if spec_file.spec.image.registry else "none is named"
-        raise DeployError(
-            "the image is in no registry that a cluster could pull it from",
-            missing,
-            "set registry under [image] in deploy.toml, then deploy push; or name the image with --image",
-        )
-    return f"{parse_registry(spec_file.spec.image.registry).name}@{lock.image.manifest}"
+    if not lock.image.manifest:
+        raise DeployError(what, "deploy.lock has no digest of it there", "deploy push; or name the image with --image")
+    return f"{parse_registry(address).name}@{lock.image.manifest}"
 
 
 def _absolute(what: str, path: str | None) -> str:
     if path and not Path(path).is_absolute():
-        raise DeployError(
+        raise WrongInput(
             f"{path} is not an absolute path",
             "it is a folder of every node, which knows nothing of the folder that this command runs in",
             f"--{what}-folder /absolute/path",

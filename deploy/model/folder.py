@@ -1,4 +1,7 @@
-"""Is a model folder complete and readable? Decided from names, sizes and headers, without reading the weights."""
+"""Where a model's folder is, and whether it is complete and readable.
+
+The latter is decided from names, sizes and headers, without reading the weights.
+"""
 
 import json
 import os
@@ -8,12 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from deploy.host.errors import HostError
+from deploy.spec.load import SpecFile
+from deploy.stack.state import State
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 INDEX = "model.safetensors.index.json"
 # The image's unprivileged user reads the mounted folder.
 CONTAINER_UID = 65532
 LONGEST_HEADER = 100_000_000
+
+
+def model_folder(spec_file: SpecFile, state: State) -> Path:
+    """Where the served model lies: the generated one on the cpu profile, else `[model] path` beside deploy.toml."""
+    if spec_file.spec.profile == "cpu":
+        return state.tiny_model.absolute()
+    return (spec_file.file.parent / spec_file.spec.model.path).absolute()
+
+
+def draft_folder(spec_file: SpecFile) -> Path | None:
+    """Where DSpark's draft model lies, None if it is in the model's folder."""
+    path = spec_file.spec.engine.draft_path
+    return (spec_file.file.parent / path).absolute() if path else None
 
 
 def require_model(folder: Path) -> None:

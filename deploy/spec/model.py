@@ -1,4 +1,7 @@
-"""What `deploy.toml` may say. Every default here is the one used when a key is left out."""
+"""What `deploy.toml` may say. Every default here is the one used when a key is left out.
+
+A key's description is the comment above it in a deploy.toml; a key without one shares that of the key before.
+"""
 
 import ipaddress
 import re
@@ -32,6 +35,14 @@ REGISTRY = r"(https?://)?([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?((/[a-z0-9
 
 GpuName = Annotated[str, StringConstraints(pattern=r"^(GPU-[0-9a-fA-F-]+|[\w.-]+/[\w.-]+=[\w.:-]+)$")]
 Gpu = Annotated[int, Field(ge=0, le=255)] | GpuName
+Gpus = Annotated[
+    tuple[Gpu, ...],
+    Field(
+        description='By index (as in nvidia-smi), by UUID ("GPU-…") or by CDI device name. UUIDs survive a change of '
+        "slots."
+    ),
+]
+NumaNode = Annotated[int, Field(ge=0, description="The NUMA node that all of them hang on (nvidia-smi topo -m).")]
 CpuSet = Annotated[str, StringConstraints(pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$")]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -44,17 +55,25 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    """The folder with config.json, tokenizer and safetensors shards, and the name clients ask for.
+    """What is served."""
 
-    `repo` and `revision` say where on a hub its files come from; both empty: from nowhere but the folder. `variant` is
-    the format of the experts' weights.
-    """
-
-    path: Annotated[str, StringConstraints(min_length=1)] = "model"
-    name: Annotated[str, StringConstraints(pattern=r"^[\w./:-]+$")] = "deepseek-v4-flash"
-    repo: Annotated[str, StringConstraints(pattern=r"^([\w.-]+/[\w.-]+)?$")] = ""
+    path: Annotated[str, StringConstraints(min_length=1)] = Field(
+        default="model", description="Folder with config.json, the tokenizer and every safetensors shard."
+    )
+    name: Annotated[str, StringConstraints(pattern=r"^[\w./:-]+$")] = Field(
+        default="deepseek-v4-flash", description='The name that clients put into "model".'
+    )
+    repo: Annotated[str, StringConstraints(pattern=r"^([\w.-]+/[\w.-]+)?$")] = Field(
+        default="",
+        description='Where on the hub its files come from, "OWNER/NAME" and the commit\'s 40 digits. Empty: only the '
+        "folder counts.",
+    )
     revision: str = ""
-    variant: Variant = "mxfp4"
+    variant: Variant = Field(
+        default="mxfp4",
+        description='How its experts are stored: "mxfp4" (as DeepSeek publishes it) or "nvfp4" (as NVIDIA converted '
+        "it).",
+    )
 
     @model_validator(mode="after")
     def _one_revision(self) -> Self:
@@ -71,16 +90,12 @@ class Model(Section):
 
 
 class Role(Section):
-    """The part of the host that one engine gets.
+    """The part of the host that one engine gets."""
 
-    `gpus` are indices as in nvidia-smi, UUIDs or CDI device names; `numa_node` is the node they all hang on; `cpus` is
-    a cpuset such as "0-31,64-95" (empty: all).
-    """
-
-    gpus: tuple[Gpu, ...]
-    numa_node: Annotated[int, Field(ge=0)]
-    cpus: CpuSet = ""
-    extra_arguments: str = ""
+    gpus: Gpus
+    numa_node: NumaNode
+    cpus: CpuSet = Field(default="", description='CPU cores of that node, for example "0-31,64-95". Empty: all.')
+    extra_arguments: str = Field(default="", description="Appended to the engine's command line as it is.")
 
     @field_validator("gpus")
     @classmethod
@@ -91,13 +106,19 @@ class Role(Section):
 
 
 class Image(Section):
-    """The registry that holds the engine's image, `[http://]HOST[:PORT][/PATH]`; empty: it is built here.
+    """Where the engine's image comes from."""
 
-    `public_key` is a cosign public key file; with one, an image is run only if it carries that key's signature.
-    """
-
-    registry: Annotated[str, StringConstraints(pattern=f"^({REGISTRY})?$")] = ""
-    public_key: str = ""
+    registry: Annotated[str, StringConstraints(pattern=f"^({REGISTRY})?$")] = Field(
+        default="",
+        description='Registry that holds the engine\'s image, "HOST[:PORT][/PATH]"; http:// before it for one without '
+        "TLS. `deploy up` takes the image from this host, else from there if it is the locked one, else builds it. "
+        "Empty: no registry.",
+    )
+    public_key: str = Field(
+        default="",
+        description="cosign's public key file. With one, an image without that key's signature is refused. Empty: none "
+        "is asked for.",
+    )
 
     @model_validator(mode="after")
     def _signatures_lie_in_the_registry(self) -> Self:
@@ -112,52 +133,84 @@ class Image(Section):
 
 
 class Prefill(Role):
-    """The engine that reads prompts. `chunked_prefill_size` is in tokens."""
+    """The engine that reads prompts."""
 
-    gpus: tuple[Gpu, ...] = (0, 1, 2, 3)
-    numa_node: Annotated[int, Field(ge=0)] = 0
-    chunked_prefill_size: PositiveInt = 8192
+    gpus: Gpus = (0, 1, 2, 3)
+    numa_node: NumaNode = 0
+    chunked_prefill_size: PositiveInt = Field(
+        default=8192,
+        description="Long prompts are cut into pieces of this many tokens, which bounds the memory for activations.",
+    )
 
 
 class Decode(Role):
-    """The engine that writes answers. `max_running_requests` is also the largest CUDA graph."""
+    """The engine that writes answers."""
 
-    gpus: tuple[Gpu, ...] = (4, 5, 6, 7)
-    numa_node: Annotated[int, Field(ge=0)] = 1
-    max_running_requests: PositiveInt = 64
+    gpus: Gpus = (4, 5, 6, 7)
+    numa_node: NumaNode = 1
+    max_running_requests: PositiveInt = Field(
+        default=64, description="Requests decoded together at most; also the largest CUDA graph."
+    )
 
 
 class Engine(Section):
-    """Settings that are equal in all engines. `context_length` is prompt plus answer, in tokens.
+    """Settings that are equal in all engines."""
 
-    `draft_path` is DSpark's draft model where the model's folder does not hold it; `speculation_steps` is how many
-    tokens EAGLE guesses ahead.
-    """
-
-    context_length: PositiveInt = 131072
-    memory_fraction: Fraction = 0.85
-    speculation: Literal["none", "eagle", "dspark"] = "none"
-    draft_path: str = ""
-    speculation_steps: Annotated[int, Field(ge=1, le=8)] = 3
-    moe_backend: MoeBackend = "auto"
-    nccl: Literal["auto", "ll_ring"] = "auto"
-    pcie_ipc_all_reduce: bool = False
+    context_length: PositiveInt = Field(
+        default=131072,
+        description="Longest prompt plus answer, in tokens. Equal in all engines, like everything in this table.",
+    )
+    memory_fraction: Fraction = Field(
+        default=0.85,
+        description="Share of GPU memory for weights and KV cache; the rest is for activations and CUDA graphs. "
+        "Engines of two GPUs want 0.9: `deploy config` shows what remains.",
+    )
+    speculation: Literal["none", "eagle", "dspark"] = Field(
+        default="none",
+        description='Only "none" with profile pd: the pinned SGLang cannot speculate with separate roles. With '
+        'replicas also "eagle" (the model\'s own MTP layer guesses three tokens ahead) and "dspark" (a draft model '
+        "guesses a block).",
+    )
+    draft_path: str = Field(
+        default="", description="Folder of DSpark's draft model. Empty: it is in the model's folder."
+    )
+    speculation_steps: Annotated[int, Field(ge=1, le=8)] = Field(
+        default=3, description='How many tokens "eagle" guesses ahead, 1 to 8.'
+    )
+    moe_backend: MoeBackend = Field(
+        default="auto",
+        description='What runs the experts. "auto": flashinfer_mxfp4 for mxfp4 (also marlin, humming), '
+        "flashinfer_cutlass for nvfp4 (also marlin).",
+    )
+    nccl: Literal["auto", "ll_ring"] = Field(
+        default="auto",
+        description='"ll_ring": NCCL\'s LL protocol on rings alone. "auto": NCCL chooses among LL and Simple, rings '
+        "and trees.",
+    )
+    pcie_ipc_all_reduce: bool = Field(
+        default=False,
+        description="true: SGLang's all-reduce over PCIe without NCCL; faster for small messages, hangs on some boards "
+        "across host bridges.",
+    )
 
 
 class Router(Section):
-    """The one published port.
+    """The one published port."""
 
-    `api_key_file` holds the keys that clients must send, `KEY` or `KEY NAME` a line; empty: no key. With keys HAProxy
-    stands before the router; the limits are for each key, 0 is none. `tls_certificate` (with its chain) and `tls_key`
-    are PEM files.
-    """
-
-    bind: str = "127.0.0.1"
+    bind: str = Field(default="127.0.0.1", description="Anything but a loopback address needs API keys.")
     port: Port = 30000
-    api_key_file: str = ""
-    requests_per_minute: Annotated[int, Field(ge=0)] = 0
+    api_key_file: str = Field(
+        default="",
+        description='File with the keys that clients send as "Authorization: Bearer KEY": `KEY` or `KEY NAME` a line. '
+        "Empty: no key. With keys HAProxy stands before the router (docs/security.md).",
+    )
+    requests_per_minute: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Of each key, over the last minute and at one moment; more gets 429. 0: no limit."
+    )
     concurrent_requests: Annotated[int, Field(ge=0)] = 0
-    tls_certificate: str = ""
+    tls_certificate: str = Field(
+        default="", description="PEM files, the certificate with its chain; both or none. Needs api_key_file."
+    )
     tls_key: str = ""
     extra_arguments: str = ""
 
@@ -208,14 +261,18 @@ class Router(Section):
 
 
 class Metrics(Section):
-    """One page with the metrics of all roles and of the controller, on loopback alone.
+    """One page with the metrics of all roles and of the controller, on loopback alone."""
 
-    `port` 0 is no page. `prometheus_image`, by digest, adds a Prometheus that reads it, on `prometheus_port` of
-    loopback.
-    """
-
-    port: Annotated[int, Field(ge=0, le=65535)] = 0
-    prometheus_image: Annotated[str, StringConstraints(pattern=r"^([\w./:-]+@sha256:[0-9a-f]{64})?$")] = ""
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=0,
+        description="Port on loopback of one page with the metrics of all roles, for Prometheus "
+        "(docs/observability.md). 0: no page.",
+    )
+    prometheus_image: Annotated[str, StringConstraints(pattern=r"^([\w./:-]+@sha256:[0-9a-f]{64})?$")] = Field(
+        default="",
+        description='"NAME@sha256:…": also a Prometheus that reads it and knows the alerts, on prometheus_port of '
+        "loopback.",
+    )
     prometheus_port: Port = 9090
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ from deploy.image.registry import Client, parse_registry
 from deploy.image.signature import NotSigned, require_signature
 from deploy.lock.document import FILE_NAME
 from deploy.lock.model import ImageLock, read_lock
-from deploy.model.folder import require_model
+from deploy.model.folder import draft_folder, model_folder, require_model
 from deploy.model.variant import require_variant
 from deploy.spec.load import SpecFile
 from deploy.spec.model import Spec, cdi_device
@@ -72,19 +72,6 @@ def plan(root: Path, spec_file: SpecFile, state: State, image: str) -> tuple[Sta
     lines = variables(spec_file, facts)
     require_known_variables(spec_file, stack.files, lines)
     return stack, lines
-
-
-def model_folder(spec_file: SpecFile, state: State) -> Path:
-    """Where the served model lies: the generated one on the cpu profile, else `[model] path` beside deploy.toml."""
-    if spec_file.spec.profile == "cpu":
-        return state.tiny_model.absolute()
-    return (spec_file.file.parent / spec_file.spec.model.path).absolute()
-
-
-def draft_folder(spec_file: SpecFile) -> Path | None:
-    """Where DSpark's draft model lies, None if it is in the model's folder."""
-    path = spec_file.spec.engine.draft_path
-    return (spec_file.file.parent / path).absolute() if path else None
 
 
 def up(

@@ -14,6 +14,7 @@ from deploy.errors import DeployError
 from deploy.image.build import ImageReference
 from deploy.lock.model import Lock, dump
 from deploy.lock.resolve import profile_roles
+from deploy.model.folder import draft_folder, model_folder
 from deploy.model.variant import require_variant
 from deploy.spec.load import SpecFile
 from deploy.stack import change, generations
@@ -23,7 +24,7 @@ from deploy.stack.compose import running_stack
 from deploy.stack.events import Report, step
 from deploy.stack.preview import preview
 from deploy.stack.state import State, write
-from deploy.stack.up import candidate_of, draft_folder, model_folder, plan
+from deploy.stack.up import candidate_of, plan
 from deploy.tune.answers import ANSWER_TOKENS, QUESTIONS
 from deploy.tune.experiment import Edits, Step, Trial
 from deploy.tune.store import Store

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy import cli
-from deploy.gap_verbs import WrongInput
+from deploy.errors import WrongInput
 
 RUNNER = CliRunner()
 REPLICAS = """

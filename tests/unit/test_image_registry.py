@@ -19,8 +19,8 @@ from deploy.image.registry import (
     digest_of,
     parse_manifest,
     parse_registry,
-    wanted_registry,
 )
+from deploy.image_verbs import registry_client
 
 DIGEST = f"sha256:{'1' * 64}"
 CONTENT = json.dumps(
@@ -250,8 +250,9 @@ def test_a_registry_that_takes_blobs_nowhere_is_none() -> None:
 
 
 def test_a_registry_of_the_command_line_needs_no_deploy_toml(tmp_path: Path) -> None:
-    assert wanted_registry("registry.lan:5000/team", tmp_path / "missing.toml").host == "registry.lan:5000"
+    with registry_client("registry.lan:5000/team", tmp_path / "missing.toml") as made:
+        assert made.registry.host == "registry.lan:5000"
     (tmp_path / "deploy.toml").write_text('profile = "cpu"\n')
     with pytest.raises(NoRegistry, match="no registry is named") as caught:
-        wanted_registry(None, tmp_path / "deploy.toml")
+        registry_client(None, tmp_path / "deploy.toml")
     assert caught.value.exit_code == 2

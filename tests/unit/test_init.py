@@ -7,19 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lookalike import EIGHT_GPUS, GIB, LAYOUTS, Layout, RecordedHost, Slot, host
+from pydantic import BaseModel
 from rich.console import Console
+from typer.testing import CliRunner
 
+from deploy.cli import app
 from deploy.errors import DeployError
 from deploy.host.errors import HostError
 from deploy.host.parsers.cpu_list import format_cpu_list
 from deploy.host.probe_host import probe
-from deploy.host.report import ActiveTests, AllReduceResult, HostReport, PeerResult, TransferResult
+from deploy.host.report import ActiveTests, AllReduceResult, HostReport, PeerResult, TransferResult, save
 from deploy.init.drawing import draw
 from deploy.init.propose import assign_cpus, cost, divide, propose
 from deploy.init.render import to_toml
 from deploy.init.verb import init, write
 from deploy.spec.load import load, parse
-from deploy.spec.model import Image, Model, Router, Spec
+from deploy.spec.model import Engine, Image, Model, Router, Spec
 from deploy.stack.memory import plan_on
 from deploy.stack.state import State
 from deploy.stack.up import plan
@@ -42,6 +45,12 @@ def run_init(report: HostReport, folder: Path, env_file: Path | None = None) -> 
         yes=True,
         as_json=False,
     )
+
+
+def saved(folder: Path) -> Path:
+    """A host without GPUs as `deploy doctor --save` writes it."""
+    save(probe(lookalike.no_gpu()), folder / "host.json")
+    return folder / "host.json"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
@@ -254,6 +263,40 @@ def test_the_proposal_is_a_valid_spec_that_says_the_same(uuids: bool) -> None:
     assert spec.variables == {"NCCL_DEBUG": "INFO", "NCCL_P2P_LEVEL": "PHB"}
 
 
+def comments(text: str) -> dict[str, str]:
+    """The comment that stands above each key of a table, as one line, by `table.key`."""
+    found: dict[str, str] = {}
+    table, above = "", list[str]()
+    for line in text.splitlines():
+        if line.startswith("#"):
+            above.append(line.removeprefix("#").strip())
+            continue
+        if line.startswith("["):
+            table = line.strip("[]")
+        elif " = " in line and not line.startswith(" "):
+            found[f"{table}.{line.partition(' = ')[0]}"] = " ".join(above)
+        above = []
+    return found
+
+
+def test_each_key_is_explained_as_in_the_repositorys_deploy_toml() -> None:
+    """Which leaves out what [decode] has in common with [prefill]."""
+    shipped = {key: text for key, text in comments((ROOT / "deploy.toml").read_text()).items() if key[0] != "."}
+    spec = Spec()
+    for key, text in shipped.items():
+        table, _, name = key.partition(".")
+        section: BaseModel = getattr(spec, table)
+        described = type(section).model_fields[name].description or ""
+        assert text == described or (not text and table == "decode"), key
+    keep = Spec(engine=Engine(speculation_steps=5))
+    written = comments(to_toml(propose(probe(host(EIGHT_GPUS))), keep, True))
+    assert {key for key in written if key[0] not in ".v"} == {key for key in shipped if key[0] != "v"}
+    assert all(text in written[key] for key, text in shipped.items() if key in written)
+    text = to_toml(propose(probe(host(EIGHT_GPUS))), keep, True)
+    assert parse(text, Path("deploy.toml")).spec.engine.speculation_steps == 5
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
 CPU_PROPOSAL = propose(probe(lookalike.no_gpu()))
 
 
@@ -288,17 +331,44 @@ def test_tiny_and_unknown_processors_leave_the_choice_open() -> None:
 
 def test_writing_needs_a_yes_and_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "deploy.toml"
-    write(path, "a = 1\n", dry_run=False, yes=False)
+    write({path: "a = 1\n"}, dry_run=False, yes=False)
     assert path.read_text() == "a = 1\n"
-    write(path, "a = 1\n", dry_run=False, yes=False)
-    write(path, "a = 2\n", dry_run=True, yes=True)
+    write({path: "a = 1\n"}, dry_run=False, yes=False)
+    write({path: "a = 2\n"}, dry_run=True, yes=True)
     with pytest.raises(DeployError, match="differs"):
-        write(path, "a = 2\n", dry_run=False, yes=False)
+        write({path: "a = 2\n"}, dry_run=False, yes=False)
     assert path.read_text() == "a = 1\n"
     path.chmod(0o600)
-    write(path, "a = 2\n", dry_run=False, yes=True)
+    write({path: "a = 2\n"}, dry_run=False, yes=True)
     assert path.read_text() == "a = 2\n" and path.stat().st_mode & 0o777 == 0o600
     assert [file.name for file in tmp_path.iterdir()] == ["deploy.toml"]
+
+
+@pytest.mark.parametrize("place", ["", "absent folder/deeper"])
+def test_an_env_file_that_cannot_be_written_is_refused_before_deploy_toml_is(tmp_path: Path, place: str) -> None:
+    folder = tmp_path / place
+    if not place:
+        (folder / ".env").write_text("MINE=1\n")
+    command = ["init", "--spec", str(tmp_path / "deploy.toml"), "--env-file", str(folder / ".env")]
+    done = CliRunner().invoke(app, [*command, "--host-report", str(saved(tmp_path))])
+    error = done.exception
+    assert isinstance(error, DeployError)
+    if place:
+        assert (error.exit_code, error.message) == (2, f"the folder {folder} does not exist")
+        assert error.fix == f"mkdir -p '{folder}'"
+    else:
+        assert (error.exit_code, error.message) == (1, f"{folder / '.env'} is there and differs")
+        assert (folder / ".env").read_text() == "MINE=1\n"
+    assert not (tmp_path / "deploy.toml").exists()
+
+
+def test_an_env_file_in_the_place_of_a_folder_or_below_a_file_is_refused(tmp_path: Path) -> None:
+    (file := tmp_path / "file").touch()
+    for wrong in (tmp_path, file / ".env"):
+        command = ["init", "--spec", str(tmp_path / "deploy.toml"), "--env-file", str(wrong)]
+        done = CliRunner().invoke(app, [*command, "--host-report", str(saved(tmp_path))])
+        assert 2 in (done.exit_code, getattr(done.exception, "exit_code", None))
+    assert not (tmp_path / "deploy.toml").exists()
 
 
 @pytest.mark.parametrize(

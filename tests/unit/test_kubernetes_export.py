@@ -253,10 +253,11 @@ def test_the_verb_writes_manifests_and_says_how_to_apply_them(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--image", "registry.lan/image:tag"], 1, "not an image by digest"),
+        ([], 2, "in no registry"),
+        (["--image", "registry.lan/image:tag"], 2, "not an image by digest"),
         (["--image", IMAGE, "--namespace", "Not_A_Name"], 2, "lower-case"),
         (["--image", IMAGE, "--replicas", "0"], 2, "replicas"),
-        (["--image", IMAGE, "--model-folder", "model"], 1, "not an absolute path"),
+        (["--image", IMAGE, "--model-folder", "model"], 2, "not an absolute path"),
         (["--image", IMAGE, "--profile", "replicas"], 2, "replica"),
     ],
 )

@@ -183,6 +183,16 @@ def test_a_file_that_is_no_result_is_an_error(tmp_path: Path, text: str) -> None
     assert done.exit_code == 1 and "error:" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_each_field_that_a_result_lacks_is_named(folder: Path, tmp_path: Path) -> None:
+    broken = json.loads((folder / "result.json").read_text())
+    del broken["id"], broken["levels"][0]["window"], broken["levels"][1]["users"]
+    (tmp_path / "result.json").write_text(json.dumps(broken))
+    done = RUNNER.invoke(bench, ["compare", str(folder), str(tmp_path)])
+    assert done.exit_code == 1
+    for place in ("id", "levels.0.window", "levels.1.users"):
+        assert re.search(rf"[ ;]{place}: Field required", " ".join(done.stderr.split())), done.stderr
+
+
 @pytest.mark.parametrize("tool", interop.TOOLS)
 def test_what_is_exported_can_be_imported(folder: Path, tmp_path: Path, tool: interop.Tool) -> None:
     done = RUNNER.invoke(bench, ["export", str(folder), "--format", tool])

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy import cli
-from deploy.gap_verbs import WrongInput
+from deploy.errors import WrongInput
 
 RUNNER = CliRunner()
 SMALL = ["--rps", "2", "--isl", "512", "--osl", "32"]
