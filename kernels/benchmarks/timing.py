@@ -114,8 +114,8 @@ def time_calls(calls: Sequence[Call], replays: int = REPLAYS) -> Timing:
     return Timing(statistics.median(times), min(times), max(times), count)
 
 
-# CUgraphNodeType of the CUDA driver API.
-_LAUNCHES = {0: "kernel", 1: "memcpy", 2: "memset"}
+# CUgraphNodeType of the CUDA driver API: kernel, memcpy, memset.
+_LAUNCHES = (0, 1, 2)
 
 
 def count_launches(call: Call, stream: torch.cuda.Stream | None = None) -> int:

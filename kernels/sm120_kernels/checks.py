@@ -124,6 +124,9 @@ def has_dependent_launch(device: torch.device) -> bool:
     which lets this one start only after its own wait (the linears do, and `store_attention_inputs`). Then this one
     works beside it, and waits only before it writes; after that it lets the next one start.
 
+    With queries, `store_attention_inputs` is beside the query projection in this way; only its programs for the queries
+    wait for it before they read.
+
     One kernel goes further: the second of `moe_fp4_small_batch` reads what single programs of the first have counted as
     done, and waits at its end.
     """

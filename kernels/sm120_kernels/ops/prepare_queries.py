@@ -68,9 +68,7 @@ def _index_heads(q_row, out_row, head, table_row, matrix, HEADS: tl.constexpr, D
 
 
 @triton.jit
-def prepare_heads(
-    block,
-    token,
+def prepare_queries_kernel(
     q_ptr,
     rope_ptr,
     positions_ptr,
@@ -92,13 +90,16 @@ def prepare_heads(
     INDEX_BLOCK: tl.constexpr,
     INDEX_DIM: tl.constexpr,
     ROPE_DIM: tl.constexpr,
+    FIRST: tl.constexpr,
     SETTLED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """HEADS query heads or INDEX_BLOCK indexer heads of one token, int64.
+    """HEADS query heads or INDEX_BLOCK indexer heads of one token; the grid is (FIRST others and blocks, tokens).
 
     SETTLED: the shares of the head weights are older than what the kernel right before this one writes.
     """
+    block = tl.program_id(0) - FIRST
+    token = tl.program_id(1).to(tl.int64)
     query_blocks = tl.cdiv(heads, HEADS)
     table_row = rope_ptr + tl.load(positions_ptr + token).to(tl.int64) * ROPE_DIM
     q_row = q_ptr + token * q_stride
@@ -117,61 +118,6 @@ def prepare_heads(
         out_row = index_q_ptr + token * (INDEX_HEADS * INDEX_DIM)
         scale = _index_heads(q_row + heads * DIM, out_row, head, table_row, matrix, INDEX_BLOCK, INDEX_DIM)
         tl.store(weights_ptr + token * INDEX_HEADS + head, weight * weight_scale * scale)
-
-
-@triton.jit
-def _prepare_queries_kernel(
-    q_ptr,
-    rope_ptr,
-    positions_ptr,
-    partial_ptr,
-    hadamard_ptr,
-    index_q_ptr,
-    weights_ptr,
-    tokens,
-    heads,
-    q_stride,
-    columns,
-    first_column,
-    weight_scale,
-    eps,
-    SPLITS: tl.constexpr,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    INDEX_HEADS: tl.constexpr,
-    INDEX_BLOCK: tl.constexpr,
-    INDEX_DIM: tl.constexpr,
-    ROPE_DIM: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """The grid is (blocks of heads, tokens)."""
-    prepare_heads(
-        tl.program_id(0),
-        tl.program_id(1).to(tl.int64),
-        q_ptr,
-        rope_ptr,
-        positions_ptr,
-        partial_ptr,
-        hadamard_ptr,
-        index_q_ptr,
-        weights_ptr,
-        tokens,
-        heads,
-        q_stride,
-        columns,
-        first_column,
-        weight_scale,
-        eps,
-        SPLITS,
-        HEADS,
-        DIM,
-        INDEX_HEADS,
-        INDEX_BLOCK,
-        INDEX_DIM,
-        ROPE_DIM,
-        False,
-        PDL,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,7 +241,7 @@ def prepare_queries(
     if tokens == 0:
         return queries.view, queries.index_q, queries.index_weights
     pdl = has_dependent_launch(q.device)
-    _prepare_queries_kernel[(queries.programs, tokens)](
+    prepare_queries_kernel[(queries.programs, tokens)](
         q,
         rope,
         positions,
@@ -318,6 +264,8 @@ def prepare_queries(
         INDEX_BLOCK=INDEX_HEADS_A_PROGRAM,
         INDEX_DIM=INDEX_DIM,
         ROPE_DIM=ROPE_DIM,
+        FIRST=0,
+        SETTLED=False,
         PDL=pdl,
         num_warps=WARPS,
         **({"launch_pdl": True} if pdl else {}),
@@ -342,7 +290,7 @@ def compile_cases() -> Iterator[CompileCase]:
         yield CompileCase(
             op="prepare_queries",
             shape=f"{splits} shares",
-            kernel=_prepare_queries_kernel,
+            kernel=prepare_queries_kernel,
             arguments={
                 "q_ptr": "*bf16:16",
                 "rope_ptr": "*fp32:16",
@@ -363,6 +311,8 @@ def compile_cases() -> Iterator[CompileCase]:
                 "INDEX_BLOCK": INDEX_HEADS_A_PROGRAM,
                 "INDEX_DIM": INDEX_DIM,
                 "ROPE_DIM": ROPE_DIM,
+                "FIRST": 0,
+                "SETTLED": False,
                 "PDL": True,
             },
             num_warps=WARPS,

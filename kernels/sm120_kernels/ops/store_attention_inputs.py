@@ -21,7 +21,7 @@ from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import has_dependent_launch, require, require_device, require_index, require_rows, sm_count
 from sm120_kernels.interpret import to_bf16, to_e4m3
 from sm120_kernels.ops import bf16_linear_partials, indexer_logits, prepare_queries
-from sm120_kernels.ops.prepare_queries import Queries, begin, prepare_heads
+from sm120_kernels.ops.prepare_queries import Queries, begin, prepare_queries_kernel
 from sm120_kernels.rotation import hadamard, rotate
 
 HEAD_DIM = kv_layout.HEAD_DIM
@@ -270,9 +270,7 @@ def _store_attention_inputs_kernel(
     WAIT: tl.constexpr = PDL and QUERIES
     begin(PDL and not QUERIES)
     if QUERIES and part >= PARTS:
-        prepare_heads(
-            part - PARTS,
-            token,
+        prepare_queries_kernel(
             q_ptr,
             rope_ptr,
             positions_ptr,
@@ -294,6 +292,7 @@ def _store_attention_inputs_kernel(
             INDEX_BLOCK,
             INDEX_DIM,
             ROPE_DIM,
+            PARTS,
             True,
             PDL,
         )
