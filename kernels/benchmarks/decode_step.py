@@ -177,6 +177,8 @@ def costs(requests: Requests, hit: list[int]) -> dict[str, Cost]:
 def measure(step: Step, machine: timing.Machine, stream: torch.cuda.Stream, shares: bool) -> dict[str, Any]:
     """One way at one setting; with shares, each category too."""
     requests = step.requests
+    # Caches and first state are made on another stream.
+    torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         step.run(record=True)
     torch.cuda.synchronize()

@@ -11,13 +11,14 @@ import triton.language as tl
 def rotate(x, rotated, table_row, ROWS: tl.constexpr):
     """RoPE on the rows of x [ROWS, 64] that `rotated` [ROWS] marks: neighbours are a pair, (re, im).
 
-    table_row points at the position's 32 (cos, sin) pairs.
+    table_row points at the position's 32 (cos, sin) pairs. The compiler is not left to choose which product is rounded,
+    so that every kernel that rotates gives the same bits.
     """
     pair = tl.arange(0, 32)[None, :]
     cos = tl.where(rotated[:, None], tl.load(table_row + 2 * pair), 1.0)
     sin = tl.where(rotated[:, None], tl.load(table_row + 2 * pair + 1), 0.0)
     re, im = tl.split(tl.reshape(x, (ROWS, 32, 2)))
-    return tl.reshape(tl.join(re * cos - im * sin, re * sin + im * cos), (ROWS, 64))
+    return tl.reshape(tl.join(tl.fma(re, cos, -im * sin), tl.fma(re, sin, im * cos)), (ROWS, 64))
 
 
 @functools.cache

@@ -53,6 +53,22 @@ def test_the_set_of_largest_scores_is_exact(kind: str, width: int) -> None:
             assert torch.equal(out[row, :count].long(), pages[chosen // 64] * 64 + chosen % 64)
 
 
+@pytest.mark.parametrize("width", [700, 8192, 16384, 262144])
+def test_nan_has_a_place_in_the_order_and_nothing_is_written_beside_the_result(width: int) -> None:
+    arguments = benchmark.inputs(2, width, width)
+    # What the GPU makes of inf - inf.
+    nan = torch.full((), torch.inf, device="cuda") - torch.inf
+    arguments["scores"][0] = nan
+    arguments["scores"][1, ::3] = nan
+    around = torch.full((4, 512), -7, dtype=torch.int32, device="cuda")
+    raw = torch.full_like(arguments["out"], -7)
+    topk_indices(**arguments | {"out": around[1:3]}, raw_out=raw, check=True)
+    assert (around[0] == -7).all() and (around[3] == -7).all()
+    assert all(len(row.unique()) == 512 for row in raw) and ((raw >= 0) & (raw < width)).all()
+    found = int(arguments["scores"][1, raw[1].long()].isnan().sum())
+    assert found == (min(512, -(-width // 3)) if nan.view(torch.int32) > 0 else 0)
+
+
 @pytest.mark.parametrize("width", [2048, 20000, 262144])
 def test_a_row_gives_the_same_result_alone_and_in_a_batch_and_in_every_run(width: int) -> None:
     arguments = benchmark.inputs(64, width, width)

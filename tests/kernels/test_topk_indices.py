@@ -88,6 +88,22 @@ def test_the_result_of_a_row_does_not_depend_on_its_batch() -> None:
     assert torch.equal(together[1], alone[0])
 
 
+@pytest.mark.parametrize("width", [700, 5000, 16384])
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7FC00000, -1, -0x400000])
+def test_nan_has_a_place_in_the_order_and_nothing_is_written_beside_the_result(width: int, bits: int) -> None:
+    nan = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    number = scores_of("distinct", 1, width, 1)
+    scores = torch.cat([nan.expand(1, width), torch.where(torch.arange(width) % 3 == 0, number, nan), number])
+    around = torch.full((5, TOPK), -7, dtype=torch.int32)
+    table = torch.arange(-(-width // 64), dtype=torch.int32).expand(3, -1).contiguous()
+    topk_indices(scores, torch.full((3,), width, dtype=torch.int32), table, around[1:4])
+    assert (around[0] == -7).all() and (around[4] == -7).all()
+    ordered = torch.where(scores.isnan(), torch.inf if bits > 0 else -torch.inf, scores)
+    for row, chosen in zip(ordered, around[1:4].long(), strict=True):
+        assert len(chosen.unique()) == TOPK and ((chosen >= 0) & (chosen < width)).all()
+        assert torch.equal(row[chosen].sort().values, row.topk(TOPK).values.sort().values)
+
+
 def test_no_rows_give_an_empty_result() -> None:
     empty = topk_indices(torch.zeros(0, 70), torch.zeros(0, dtype=torch.int32), torch.zeros(0, 2, dtype=torch.int32))
     assert empty.shape == (0, TOPK)

@@ -36,7 +36,7 @@ SMALLEST_MAXIMUM = tl.constexpr(1e-10)
 MAX_TILES = 65536
 WARPS = 8
 # Of up to 16 tokens, where a whole step was faster so: (rows, depth) of the weight, and the rows of a block and shares.
-SWEPT_IN_A_STEP = {(1536, 4096): (128, 8), (8192, 1024): (128, 4)}
+SWEPT_IN_A_STEP = {(1536, 4096): (128, 8), (8192, 1024): (128, 4), (16384, 1024): (128, 4)}
 # With the RMSNorm of up to 16 tokens, on Hopper: for two programs a multiprocessor.
 NORM_REGISTERS = 128
 

@@ -138,7 +138,7 @@ def _pool_4(
             new_top = tl.maximum(top, score)
             keep = tl.exp(top - new_top)
             weight = tl.exp(score - new_top)
-            pooled = pooled * keep + value * weight
+            pooled = tl.fma(pooled, keep, value * weight)
             total = total * keep + weight
             top = new_top
         pooled = pooled / total

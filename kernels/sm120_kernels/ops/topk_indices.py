@@ -32,6 +32,13 @@ def _sortable(bits):
 
 
 @triton.jit
+def _key(score):
+    """The sortable key of an fp32 score. A NaN's too lies between the two marks, so that every row has enough keys."""
+    key = _sortable(score.to(tl.int32, bitcast=True))
+    return tl.minimum(tl.maximum(key, ABSENT + 1), UNKNOWN - 1)
+
+
+@triton.jit
 def _search(keys, low, high, near, far, wanted, slack):
     """Raise `low` until at most `wanted + slack` keys, but no fewer than `wanted`, are at or above it.
 
@@ -244,7 +251,7 @@ def _load_scores(scores, length, chunk, active, BLOCK: tl.constexpr, COLUMNS: tl
     for r in tl.static_range(BLOCK // COLUMNS):
         there = (index + r * step < length) & (chunk < active)
         score = tl.load(scores + index + r * step, mask=there, other=0.0)
-        keys = keys + (tl.where(there, _sortable(score.to(tl.int32, bitcast=True)), ABSENT),)
+        keys = keys + (tl.where(there, _key(score), ABSENT),)
     return keys
 
 
@@ -320,7 +327,7 @@ def _load_columns(
         index = (line * active + chunk) * 32 + column % 32
         there = (entry < count) & (index < length)
         score = tl.load(scores + index, mask=there, other=0.0)
-        keys = keys + (tl.where(there, _sortable(score.to(tl.int32, bitcast=True)), ABSENT),)
+        keys = keys + (tl.where(there, _key(score), ABSENT),)
         indices = indices + (index,)
     return keys, indices
 
@@ -665,7 +672,8 @@ def topk_indices(
 
     Args:
         scores: float32 [rows, width], rows contiguous; width up to 262144. Columns at or past the length are not
-            used. NaN is not supported.
+            used. NaN counts as more than inf, with a sign as less
+            than -inf.
         lengths: [rows] int32; more than width or the page table's tokens counts as that limit.
         page_table: [requests, pages] int32, rows contiguous; rows a multiple of requests, the rows of one request
             following each other.
