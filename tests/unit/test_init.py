@@ -28,10 +28,11 @@ from deploy.init.propose import assign_cpus, cost, divide, propose
 from deploy.init.render import to_toml
 from deploy.init.verb import init, write
 from deploy.spec.load import load, parse
-from deploy.spec.model import Engine, Image, Model, Router, Spec
+from deploy.spec.model import Engine, Image, Model, Router, Spec, Tuned
 from deploy.stack.memory import plan_on
 from deploy.stack.state import State
 from deploy.stack.up import plan
+from deploy.tune.signed import signed
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = str(Path(sys.executable).parent / "deploy")
@@ -271,7 +272,7 @@ def test_the_proposal_is_a_valid_spec_that_says_the_same(uuids: bool) -> None:
 
 
 def comments(text: str) -> dict[str, str]:
-    """The comment that stands above each key of a table, as one line, by `table.key`."""
+    """The comment right above each key, as one line, by `table.key`, and above each table by `.table`."""
     found: dict[str, str] = {}
     table, above = "", list[str]()
     for line in text.splitlines():
@@ -280,6 +281,7 @@ def comments(text: str) -> dict[str, str]:
             continue
         if line.startswith("["):
             table = line.strip("[]")
+            found[f".{table}"] = " ".join(above)
         elif " = " in line and not line.startswith(" "):
             found[f"{table}.{line.partition(' = ')[0]}"] = " ".join(above)
         above = []
@@ -288,20 +290,39 @@ def comments(text: str) -> dict[str, str]:
 
 def test_each_key_is_explained_as_in_the_repositorys_deploy_toml() -> None:
     """Which leaves out what [decode] has in common with [prefill]."""
-    shipped = {key: text for key, text in comments((ROOT / "deploy.toml").read_text()).items() if key[0] != "."}
+    shipped = comments((ROOT / "deploy.toml").read_text())
     spec = Spec()
     for key, text in shipped.items():
         table, _, name = key.partition(".")
-        section: BaseModel = getattr(spec, table)
+        section: BaseModel = getattr(spec, table) if table else spec
         described = type(section).model_fields[name].description or ""
         assert text == described or (not text and table == "decode"), key
     keep = Spec(engine=Engine(speculation_steps=5))
     written = comments(to_toml(propose(probe(host(EIGHT_GPUS))), keep, True))
-    assert {key for key in written if key[0] not in ".v"} == {key for key in shipped if key[0] != "v"}
-    assert all(text in written[key] for key, text in shipped.items() if key in written)
+    assert {key for key in written if not key.startswith("variables.")} == {*shipped}
+    assert all(text in written[key] for key, text in shipped.items())
     text = to_toml(propose(probe(host(EIGHT_GPUS))), keep, True)
     assert parse(text, Path("deploy.toml")).spec.engine.speculation_steps == 5
     assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_a_key_without_an_explanation_shares_that_of_the_key_before() -> None:
+    shared = {
+        *("model.revision", "router.concurrent_requests", "router.tls_key", "metrics.prometheus_port"),
+        *("decode.gpus", "decode.numa_node", "decode.cpus", "decode.extra_arguments"),
+    }
+    shipped = comments((ROOT / "deploy.toml").read_text())
+    assert {key for key, text in shipped.items() if not text and key[0] != "."} == shared
+
+
+def test_what_tune_signed_off_stays() -> None:
+    winner = {"setting": "engine.nccl", "was": "auto", "now": "ll_ring", "ratio": 1.1, "at_least": 1.05, "pairs": 3}
+    text = {name: "a" for name in ("by", "at", "host", "gpu", "image", "workload", "results")}
+    tuned = Tuned.model_validate({**text, "results_sha256": "0" * 64, "winner": [{**winner, "answers": 1.0}]})
+    keep = Spec(engine=Engine(nccl="ll_ring"), tuned=tuned)
+    text = to_toml(propose(probe(host(EIGHT_GPUS))), keep, True)
+    assert parse(text, Path("deploy.toml")).spec.tuned == tuned
+    assert signed(text, {}, tuned) == text
 
 
 CPU_PROPOSAL = propose(probe(lookalike.no_gpu()))
