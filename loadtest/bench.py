@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from pydantic import ValidationError
 
-from deploy.validation import all_mistakes
+from deploy.validation import mistakes
 from loadtest import containers, prepare, validity
 from loadtest import report as report_files
 from loadtest.api import Api
@@ -191,9 +191,7 @@ def load(path: Path) -> Result:
     try:
         return Result.model_validate(data)
     except ValidationError as error:
-        raise NoResult(
-            f"{file} has schema {schema}, which this version cannot read", all_mistakes(error), fix
-        ) from None
+        raise NoResult(f"{file} has schema {schema}, which this version cannot read", mistakes(error), fix) from None
 
 
 def load_all(folder: Path) -> tuple[list[Result], list[Path]]:
