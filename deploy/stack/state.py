@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from deploy.errors import DeployError
+from deploy.errors import DeployError, WrongInput
 
 OWN = {
     *("caches.json", "candidate", "current", "docker", "failed", "generations", "incidents", "journal.json"),
@@ -21,10 +21,8 @@ OWN = {
 """What a state folder holds, besides hidden files on their way to their places."""
 
 
-class NoStateFolder(DeployError):
+class NoStateFolder(WrongInput):
     """The folder named as the state folder is somebody else's."""
-
-    exit_code = 2
 
 
 class LockHeld(DeployError):
