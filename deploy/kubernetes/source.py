@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.errors import DeployError, WrongInput
-from deploy.image.inputs import read_inputs
+from deploy.image.locked import locked_image
 from deploy.image.registry import NoRegistry, parse_registry
 from deploy.kubernetes.cluster import MODEL_FOLDER, Cluster
 from deploy.kubernetes.export import change_of, model_key, peers_key
@@ -116,18 +116,11 @@ def _image_name(spec_file: SpecFile, named: str | None) -> str:
 
 def _locked_digest(root: Path, lock: Lock) -> str:
     """The locked image's in its registry."""
-    inputs = read_inputs(root)
-    if lock.image is None or lock.image.inputs != inputs.hash:
-        raise DeployError(
-            "deploy.lock is behind the repository",
-            f"it locks the image of inputs {lock.image.inputs if lock.image else 'none'}, the files here give "
-            f"{inputs.hash}",
-            "deploy build, then deploy lock, then deploy push",
-        )
-    if not lock.image.manifest:
+    image = locked_image(root, lock)
+    if not image.manifest:
         fix = "deploy push; or name the image with --image"
         raise DeployError(NOWHERE, "deploy.lock has no digest of it there", fix)
-    return lock.image.manifest
+    return image.manifest
 
 
 def _absolute(what: str, path: str | None) -> str:
