@@ -151,7 +151,7 @@ def modules_verb(
     name = tag_of(image)
     at_a_time = jobs or modules.jobs_that_fit(os.cpu_count() or 1, psutil.virtual_memory().available)
     with registry_client(to, spec) as client, State(state).lock("bake"), render.steps(err) as report:
-        # It refuses before an hour of compiling.
+        # It refuses before anything is compiled.
         image_manifest(image, client)
         with step("caches", report) as running:
             running.outcome = modules.take_over(image, name, client)
