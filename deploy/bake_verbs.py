@@ -26,8 +26,8 @@ from deploy.command_line import (
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
+from deploy.image.registry import registry_client
 from deploy.image.transfer import require_built, tag_of
-from deploy.image_verbs import registry_client
 from deploy.lock.document import FILE_NAME
 from deploy.lock.model import ImageLock, read_lock, write_lock
 from deploy.stack.client import RequestFailed
@@ -151,7 +151,7 @@ def modules_verb(
     name = tag_of(image)
     at_a_time = jobs or modules.jobs_that_fit(os.cpu_count() or 1, psutil.virtual_memory().available)
     with registry_client(to, spec) as client, State(state).lock("bake"), render.steps(err) as report:
-        # It refuses before an hour of compiling.
+        # It refuses before anything is compiled.
         image_manifest(image, client)
         with step("caches", report) as running:
             running.outcome = modules.take_over(image, name, client)

@@ -126,6 +126,11 @@ class _Trimmed:
         return getattr(getattr(sys, self._name), name)
 
 
+def printable(text: str) -> str:
+    """One line without control characters: what a file or a host says cannot command the terminal."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 def examples(*lines: str) -> str:
     """An epilog that keeps its line breaks."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -113,6 +113,10 @@ def run(app: "typer.Typer") -> None:
         err.print("interrupted")
         sys.exit(INTERRUPTED)
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            # Typer met the closed pipe first.
+            _drop_output()
+            sys.exit(PIPE_CLOSED)
         if end.code == INTERRUPTED:
             err.print("interrupted")
         raise

@@ -21,10 +21,11 @@ from deploy.command_line import (
 )
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
+from deploy.image.locked import locked_image
 from deploy.image.transfer import export, tag_of
-from deploy.image_verbs import locked_image
 from deploy.kubernetes.export import OVERLAYS, manifests, write
 from deploy.kubernetes.source import Wishes, prepare, served_model
+from deploy.lock.model import read_lock
 from deploy.spec.load import load
 
 IMAGE = "image"
@@ -61,7 +62,7 @@ def image_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Write the locked image into one file (an OCI archive) for hosts without network."""
-    _, image = locked_image()
+    image = locked_image(ROOT, read_lock(ROOT))
     require_docker(probe.docker_facts(), cdi=False)
     with render.transfer(err) as progress:
         manifest = export(image, file, progress=progress)

@@ -132,7 +132,7 @@ def measured_levels(values: list[str], accepted: float) -> list[held.Measured]:
         try:
             result = load_result(path)
         except BenchError as error:
-            raise WrongInput(error.message, error.why, error.fix or "deploy bench -c 1,16 writes one") from None
+            raise WrongInput(error.message, error.why, error.fix) from None
         if any((engine or {}).get("device") == "cpu" for engine in result.environment.engines.values()):
             raise WrongInput(
                 f"{path} was measured without GPUs",

@@ -12,17 +12,15 @@ import typer
 
 from deploy import render
 from deploy.command_line import ROOT, SPEC, JsonOption, Panel, SpecOption, console, examples, print_json, verbs
-from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
-from deploy.image.inputs import read_inputs
-from deploy.image.registry import Client, NoRegistry, parse_registry
+from deploy.image.locked import locked_image
+from deploy.image.registry import registry_client
 from deploy.image.sbom import attach, make_sbom
 from deploy.image.signature import sign
 from deploy.image.transfer import Pulled, import_archive, pull, push
 from deploy.lock.document import FILE_NAME
-from deploy.lock.model import ImageLock, Lock, read_lock, write_lock
-from deploy.spec.load import load
+from deploy.lock.model import read_lock, write_lock
 
 SIGNING_KEY = "cosign.key"
 
@@ -65,7 +63,8 @@ def push_verb(
     Its bill of materials goes beside it, and a signature if there is a key. deploy.lock then has the digests by which
     the registry holds the image and each layer.
     """
-    lock, image = locked_image()
+    lock = read_lock(ROOT)
+    image = locked_image(ROOT, lock)
     require_docker(probe.docker_facts(), cdi=False)
     with registry_client(to, spec, certificates) as client, render.transfer(err) as progress:
         pushed = push(image, client, progress=progress)
@@ -101,7 +100,7 @@ def pull_verb(
 
     What arrived before a cut or Ctrl-C is kept; the same command goes on from there.
     """
-    _, image = locked_image()
+    image = locked_image(ROOT, read_lock(ROOT))
     require_docker(probe.docker_facts(), cdi=False)
     with registry_client(source, spec, certificates) as client, render.transfer(err) as progress:
         _show(pull(image, client, progress=progress), as_json)
@@ -113,7 +112,7 @@ def import_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Bring the locked image from a file to this host. An archive that is cut, damaged or another image is refused."""
-    _, image = locked_image()
+    image = locked_image(ROOT, read_lock(ROOT))
     require_docker(probe.docker_facts(), cdi=False)
     with render.transfer(err) as progress:
         _show(import_archive(image, file, progress=progress), as_json)
@@ -136,36 +135,3 @@ def _show(pulled: Pulled, as_json: bool) -> None:
         return
     out.print(f"{image.tag}  {image.id}  {image.size_bytes / 1e9:.1f} GB", soft_wrap=True)
     err.print(f"{pulled.layers} layers, {pulled.size / 1e6:,.1f} MB came; the others were here")
-
-
-def locked_image() -> tuple[Lock, ImageLock]:
-    """deploy.lock and its image, if it is the one that the repository's files decide."""
-    lock = read_lock(ROOT)
-    inputs = read_inputs(ROOT)
-    if lock.image is None or lock.image.inputs != inputs.hash:
-        raise DeployError(
-            "deploy.lock is behind the repository",
-            f"it locks the image of inputs {lock.image.inputs if lock.image else 'none'}, the files here give "
-            f"{inputs.hash}",
-            "deploy build, then deploy lock",
-        )
-    return lock, lock.image
-
-
-def registry_client(named: str | None, spec: Path, certificates: Path | None = None) -> Client:
-    """A client of the registry that the command line names, else deploy.toml.
-
-    Args:
-        spec: the deploy.toml; read only if the command line names none.
-
-    Raises:
-        NoRegistry: there is none, or it is no address.
-        SpecError, NoSpec: deploy.toml cannot be used.
-    """
-    if address := named or load(spec).spec.image.registry:
-        return Client(parse_registry(address), certificates)
-    raise NoRegistry(
-        "no registry is named",
-        f"{spec} has none under [image]",
-        "set registry there, or name one on the command line: HOST[:PORT][/PATH], see --help",
-    )

@@ -27,7 +27,6 @@ from deploy.command_line import (
     print_json,
     verbs,
 )
-from deploy.errors import DeployError
 
 if TYPE_CHECKING:
     from deploy.lock.resolve import Disagreement
@@ -217,20 +216,14 @@ def _verify_rebuild(
     state: Path, mirror: str | None, security_mirror: str | None, certificates: Path | None, as_json: bool
 ) -> None:
     from deploy import render
-    from deploy.image.inputs import read_inputs
+    from deploy.image.locked import locked_image
     from deploy.image.rebuild import rebuild
     from deploy.image.transfer import require_built
     from deploy.lock.model import read_lock
     from deploy.stack.events import step
     from deploy.stack.up import build_progress
 
-    locked = require_built(read_lock(ROOT).image)
-    if locked.inputs != (now := read_inputs(ROOT).hash):
-        raise DeployError(
-            "deploy.lock is behind the repository",
-            f"it locks the image of inputs {locked.inputs}, the files here give {now}",
-            "deploy build, then deploy lock",
-        )
+    locked = require_built(locked_image(ROOT, read_lock(ROOT)))
     with render.steps(err) as report, step("image", report) as running:
         found = rebuild(
             ROOT,

@@ -15,14 +15,16 @@ def mistake(item: Mapping[str, Any]) -> str:
 
 def first_mistake(error: ValidationError) -> str:
     """Where the first mistake stands, what it is, and how many more there are, on one line."""
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{_placed(error.errors()[0])}{more}"
+    return mistakes(error, 1)
 
 
-def all_mistakes(error: ValidationError) -> str:
-    """Where each mistake stands and what it is, on one line."""
-    return "; ".join(map(_placed, error.errors()))
+def mistakes(error: ValidationError, most: int = 10) -> str:
+    """Where each of the first mistakes stands and what it is, and how many more there are, on one line."""
+    found = error.errors()
+    more = f" (and {len(found) - most} more)" if len(found) > most else ""
+    return f"{'; '.join(map(_placed, found[:most]))}{more}"
 
 
 def _placed(item: Mapping[str, Any]) -> str:
-    return f"{'.'.join(map(str, item['loc']))}: {mistake(item)}".removeprefix(": ")
+    text = f"{'.'.join(map(str, item['loc']))}: {mistake(item)}".removeprefix(": ")
+    return " ".join(text.splitlines())

@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 from pydantic import ValidationError
 
-from deploy.validation import all_mistakes
+from deploy.validation import mistakes
 from loadtest import containers, prepare, validity
 from loadtest import report as report_files
 from loadtest.api import Api
-from loadtest.errors import BenchError
+from loadtest.errors import BenchError, NoResult
 from loadtest.locked import Locks, differences, is_locked, read_locks
 from loadtest.metrics import Metrics, Slo, measure, timeline
 from loadtest.plain import mapping
@@ -176,23 +176,22 @@ def save(result: Result, folder: Path) -> None:
 
 
 def load(path: Path) -> Result:
-    """Reads a result: a run's folder or its `result.json`. Raises BenchError."""
+    """Reads a result: a run's folder or its `result.json`. Raises NoResult."""
     file = path / "result.json" if path.is_dir() else path
+    fix = "name the folder of a run: deploy bench -c 1,16 makes one"
     try:
         data: Any = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BenchError(f"cannot read {file}", error.strerror or str(error), "") from None
+        raise NoResult(f"cannot read {file}", error.strerror or str(error), fix) from None
     except ValueError as error:
-        raise BenchError(f"{file} is not a result", str(error), "") from None
+        raise NoResult(f"{file} is not a result", str(error), fix) from None
     schema = mapping(data).get("schema")
     if not isinstance(schema, str) or not schema.startswith("dsv4-loadtest/"):
-        raise BenchError(
-            f"{file} is not a result of deploy bench", "", "import another tool's: deploy bench import FILE"
-        )
+        raise NoResult(f"{file} is not a result of deploy bench", "", "import another tool's: deploy bench import FILE")
     try:
         return Result.model_validate(data)
     except ValidationError as error:
-        raise BenchError(f"{file} has schema {schema}, which this version cannot read", all_mistakes(error)) from None
+        raise NoResult(f"{file} has schema {schema}, which this version cannot read", mistakes(error), fix) from None
 
 
 def load_all(folder: Path) -> tuple[list[Result], list[Path]]:
@@ -202,7 +201,7 @@ def load_all(folder: Path) -> tuple[list[Result], list[Path]]:
     for file in sorted(folder.glob("*/result.json")):
         try:
             results.append(load(file))
-        except BenchError:
+        except NoResult:
             broken.append(file)
     return sorted(results, key=lambda result: result.created), broken
 

@@ -13,10 +13,10 @@ from typing import Annotated, NoReturn
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
-from deploy.command_line import console, examples
+from deploy.command_line import console, examples, printable
 from deploy.validation import first_mistake
 from loadtest import bench as benchmark
 from loadtest import compare as comparison
@@ -31,7 +31,7 @@ from loadtest.workload import Prompts, Synthetic, Trace, Workload, parse_length,
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 MOST_S = 7 * 86400.0
-EXIT_FAILED, EXIT_REJECTED, EXIT_MISSED, EXIT_INTERRUPTED = 1, 3, 4, 130
+EXIT_REJECTED, EXIT_MISSED, EXIT_INTERRUPTED = 3, 4, 130
 
 EXAMPLES = """
 \b
@@ -52,12 +52,13 @@ bench = typer.Typer(
 )
 
 
-def _fail(console: Console, error: BenchError) -> NoReturn:
-    console.print(f"error: {error.message}", style="bold red", markup=False, highlight=False)
+def _fail(error: BenchError) -> NoReturn:
+    err = console(stderr=True)
+    err.print(Text(printable(f"error: {error.message}"), "bold red"), soft_wrap=True)
     for name, text in (("why", error.why), ("fix", error.fix)):
         if text:
-            console.print(f"  {name}: {text}", markup=False, highlight=False)
-    raise typer.Exit(EXIT_FAILED)
+            err.print(Text(printable(f"  {name}: {text}")), soft_wrap=True)
+    raise typer.Exit(error.exit_code)
 
 
 def _numbers(text: str, name: str) -> tuple[float, ...]:
@@ -254,7 +255,7 @@ def run(
         try:
             benchmark.write_plan(settings, write_plan)
         except BenchError as error:
-            _fail(Console(stderr=True), error)
+            _fail(error)
         typer.echo(f"locust -f {LOCUSTFILE} --plan {write_plan}")
         return
     stopped = _Interrupt()
@@ -266,11 +267,11 @@ def run(
 
             def say(text: str) -> None:
                 if shown.is_terminal:
-                    shown.print(text, style="dim", markup=False, highlight=False)
+                    shown.print(Text(printable(text), "dim"))
 
             result, folder = benchmark.run(settings, show, say, stopped)
     except BenchError as error:
-        _fail(Console(stderr=True), error)
+        _fail(error)
     if as_json:
         sys.stdout.write(result.model_dump_json(indent=1, by_alias=True) + "\n")
     else:
@@ -298,7 +299,7 @@ def compare(
     try:
         found = comparison.compare(benchmark.load(a), benchmark.load(b))
     except BenchError as error:
-        _fail(Console(stderr=True), error)
+        _fail(error)
     if as_json:
         sys.stdout.write(found.model_dump_json(indent=1) + "\n")
     else:
@@ -319,7 +320,7 @@ def history(
     else:
         console().print(render.history(results))
     for path in broken:
-        Console(stderr=True).print(f"skipped {path}: not a result", style="yellow", highlight=False)
+        console(stderr=True).print(Text(printable(f"skipped {path}: not a result"), "yellow"), soft_wrap=True)
 
 
 @bench.command(epilog=examples("deploy bench report runs/A"))
@@ -328,7 +329,7 @@ def report(run_folder: Annotated[Path, typer.Argument(help="run folder")]) -> No
     try:
         paths = reports.write(benchmark.load(run_folder), run_folder)
     except BenchError as error:
-        _fail(Console(stderr=True), error)
+        _fail(error)
     for path in paths:
         typer.echo(path)
 
@@ -357,7 +358,7 @@ def import_result(
             raise BenchError(f"cannot make the folder {folder}", error.strerror or str(error)) from None
         benchmark.save(result, folder)
     except BenchError as error:
-        _fail(Console(stderr=True), error)
+        _fail(error)
     typer.echo(folder)
 
 
@@ -378,7 +379,7 @@ def export_result(
     try:
         sys.stdout.write(interop.export(benchmark.load(run_folder), tool))
     except BenchError as error:
-        _fail(Console(stderr=True), error)
+        _fail(error)
 
 
 @bench.command(epilog=examples("deploy bench capacity", "deploy bench capacity --json | jq .per_core"))
@@ -387,7 +388,7 @@ def capacity(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
     try:
         found = measure_capacity()
     except BenchError as error:
-        _fail(Console(stderr=True), error)
+        _fail(error)
     if as_json:
         sys.stdout.write(json.dumps(asdict(found)) + "\n")
         return

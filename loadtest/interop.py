@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from loadtest.errors import BenchError
+from loadtest.errors import BenchError, NoResult
 from loadtest.metrics import Metrics
 from loadtest.plain import mapping, sequence
 from loadtest.result import Environment, LevelResult, Result, Window
@@ -33,7 +33,8 @@ def detect(data: dict[str, Any]) -> Tool | None:
 
 
 def read(path: Path) -> Result:
-    """Reads a result file of another tool (JSON, or JSONL with one run a line). Raises BenchError."""
+    """Reads a result file of another tool (JSON, or JSONL with one run a line). Raises NoResult."""
+    fix = f"name a file that {', '.join(TOOLS[:-1])} or {TOOLS[-1]} wrote"
     try:
         text = path.read_text(encoding="utf-8")
         try:
@@ -41,19 +42,17 @@ def read(path: Path) -> Result:
         except ValueError:
             documents = [mapping(json.loads(line)) for line in text.splitlines() if line.strip()]
     except OSError as error:
-        raise BenchError(f"cannot read {path}", error.strerror or str(error)) from None
+        raise NoResult(f"cannot read {path}", error.strerror or str(error), fix) from None
     except ValueError as error:
-        raise BenchError(f"{path} is not JSON", str(error)) from None
+        raise NoResult(f"{path} is not JSON", str(error), fix) from None
     tools = {detect(document) for document in documents}
     tool = detect(documents[0]) if len(tools) == 1 else None
     if tool is None:
-        raise BenchError(
-            f"{path} is no result of a tool we know", "its fields fit none", f"known are {', '.join(TOOLS)}"
-        )
+        raise NoResult(f"{path} is no result of a tool we know", "its fields fit none", fix)
     try:
         levels = [_CONVERT[tool](document, path) for document in documents]
     except (KeyError, TypeError, ValueError) as error:
-        raise BenchError(f"{path} lacks a field that {tool} writes", repr(error)) from None
+        raise NoResult(f"{path} lacks a field that {tool} writes", repr(error), fix) from None
     return Result(
         id=path.stem,
         created="1970-01-01T00:00:00+00:00",

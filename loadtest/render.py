@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from deploy.command_line import printable
 from loadtest.bench import State
 from loadtest.compare import Comparison
 from loadtest.report import with_interval
@@ -17,6 +18,11 @@ from loadtest.stats import Distribution, distribution
 
 STYLES = {"valid": "green", "rejected": "bold red", "partial": "yellow"}
 RECENT = 5.0
+
+
+def _said(text: str, style: str = "") -> Text:
+    """What a result says, as it is: neither markup nor a command to the terminal."""
+    return Text(printable(text), style)
 
 
 def milliseconds(found: Distribution | None, *names: str) -> str:
@@ -58,10 +64,10 @@ def live(state: State) -> RenderableType:
         metrics = level.metrics
         verdict = Text(level.verdict, style=STYLES[level.verdict])
         if metrics is None:
-            table.add_row(level.folder, verdict)
+            table.add_row(_said(level.folder), verdict)
         else:
             table.add_row(
-                level.folder,
+                _said(level.folder),
                 verdict,
                 f"{metrics.output_throughput:.1f}",
                 milliseconds(metrics.ttft, "p50", "p99"),
@@ -72,7 +78,7 @@ def live(state: State) -> RenderableType:
             )
     left = state.progress.left
     table.add_row(
-        f"{state.level} ({state.number}/{state.levels})",
+        _said(f"{state.level} ({state.number}/{state.levels})"),
         state.progress.phase,
         f"{max(0.0, arrived * each / span):.1f}" if span > 0 else "-",
         milliseconds(ttft, "p50", "p99"),
@@ -104,7 +110,7 @@ def summary(result: Result, folder: str) -> RenderableType:
         table.add_row(*_row(level))
         for finding in level.findings:
             style = "bold red" if finding.severity == "reject" else "yellow"
-            notes.append(Text.assemble((f"{level.folder} {finding.severity}: ", style), finding.text))
+            notes.append(_said(f"{level.folder} {finding.severity}: ", style) + _said(finding.text))
     parts: list[RenderableType] = [table, *notes]
     if any(metrics.token_times == "spread" for level in result.levels if (metrics := level.metrics) is not None):
         parts.append(
@@ -113,16 +119,16 @@ def summary(result: Result, folder: str) -> RenderableType:
     if result.target is not None:
         parts.append(target_line(result))
     style = STYLES[result.verdict]
-    parts.append(Text.assemble((f"{result.verdict}  ", f"bold {style}"), folder))
+    parts.append(Text(f"{result.verdict}  ", f"bold {style}") + _said(folder))
     return Group(*parts)
 
 
 def _row(level: LevelResult) -> list[str | Text]:
     metrics = level.metrics
     if metrics is None:
-        return [level.folder, Text(level.verdict, style=STYLES[level.verdict])]
+        return [_said(level.folder), Text(level.verdict, style=STYLES[level.verdict])]
     return [
-        level.folder,
+        _said(level.folder),
         f"{metrics.output_throughput:.1f}",
         f"{metrics.total_throughput:.1f}",
         milliseconds(metrics.ttft, "p50", "p99"),
@@ -153,14 +159,14 @@ def comparison(found: Comparison) -> RenderableType:
     """Ratios, verdicts and differences."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "figure", found.a, found.b, "ratio", "95 % interval", "over", "verdict"):
-        table.add_column(name, justify="left" if name in ("", "figure", "over", "verdict") else "right")
+        table.add_column(_said(name), justify="left" if name in ("", "figure", "over", "verdict") else "right")
     styles = {"better": "green", "worse": "bold red"}
     for row in found.ratios:
         between = "-" if row.low is None or row.high is None else f"{row.low:.3f} to {row.high:.3f}"
         verdict = Text(row.judgement, style=styles.get(row.judgement, ""))
         unit = "tok/s" if "throughput" in row.figure else "s"
         table.add_row(
-            row.level,
+            _said(row.level),
             f"{row.figure}, {unit}",
             f"{row.a:.4g}",
             f"{row.b:.4g}",
@@ -175,10 +181,10 @@ def comparison(found: Comparison) -> RenderableType:
     parts.append(table if found.ratios else Text("No level has a valid window in both runs.", style="bold red"))
     if any(row.judgement == "too few runs" for row in found.ratios):
         parts.append(Text("One run says nothing of the next one: deploy bench --repeat 5, of both, can be judged."))
-    parts += [Text(f"not valid in both: {name}", style="yellow") for name in found.missing]
+    parts += [_said(f"not valid in both: {name}", "yellow") for name in found.missing]
     if found.differences:
         parts.append(Text("\nWhat differed:", style="bold"))
-        parts += [Text(f"  {name}: {_short(a)} -> {_short(b)}") for name, a, b in found.differences]
+        parts += [_said(f"  {name}: {_short(a)} -> {_short(b)}") for name, a, b in found.differences]
     return Group(*parts)
 
 
@@ -193,7 +199,7 @@ def history(results: list[Result]) -> RenderableType:
     for name in ("created", "run", "verdict"):
         table.add_column(name, no_wrap=True)
     for name in levels:
-        table.add_column(f"{name}\ntok/s", justify="right")
+        table.add_column(_said(name).append("\ntok/s"), justify="right")
     for result in results:
         cells: list[str] = []
         for name in levels:
@@ -201,5 +207,5 @@ def history(results: list[Result]) -> RenderableType:
             cells.append(with_interval(valid))
         created = result.created[:16].replace("T", " ")
         verdict = Text(result.verdict, style=STYLES[result.verdict])
-        table.add_row(created, result.label or result.id, verdict, *cells)
+        table.add_row(_said(created), _said(result.label or result.id), verdict, *cells)
     return table

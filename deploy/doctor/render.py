@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from deploy.command_line import printable
 from deploy.doctor.finding import Finding, Severity
 from deploy.host.report import HostReport, Unseen
 
@@ -124,7 +125,7 @@ def script_of(subject: str, taken_at: str, findings: Sequence[Finding]) -> str:
     """As `to_script`, of anything that was looked at."""
     lines = [
         "#!/bin/sh",
-        f"# Proposed by deploy doctor for {_comment(subject)}, {taken_at}.",
+        f"# Proposed by deploy doctor for {printable(subject)}, {taken_at}.",
         "# Read it before you run it.",
         "set -eu",
     ]
@@ -133,13 +134,8 @@ def script_of(subject: str, taken_at: str, findings: Sequence[Finding]) -> str:
         commands = [command for command in finding.commands if command != "sudo systemctl reboot"]
         reboot |= len(commands) < len(finding.commands)
         if commands or finding.fix:
-            lines += ["", f"# {finding.severity.value} {finding.id}: {_comment(finding.seen)}"]
-            lines += [f"# {_comment(finding.fix)}"] if finding.fix else []
+            lines += ["", f"# {finding.severity.value} {finding.id}: {printable(finding.seen)}"]
+            lines += [f"# {printable(finding.fix)}"] if finding.fix else []
             lines += commands
     lines += ["", "# The above takes effect after a reboot:", "# sudo systemctl reboot"] if reboot else []
     return "\n".join(lines)
-
-
-def _comment(text: str) -> str:
-    """One line without control characters: nothing from the host may leave its comment."""
-    return "".join(character if character.isprintable() else " " for character in text)

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from deploy.host.parsers.cpu_list import format_cpu_list
 from deploy.init.propose import Proposal, RolePlan
 from deploy.spec.model import Role, Spec
+from deploy.spec.signoff import block
 
 
 def to_toml(proposal: Proposal, keep: Spec, uuids: bool) -> str:
@@ -22,11 +23,13 @@ def to_toml(proposal: Proposal, keep: Spec, uuids: bool) -> str:
     lines = [
         "# Proposed by `deploy init` from what it saw of this host; yours to change.",
         "",
-        f"# {proposal.remarks[0]}." if proposal.remarks else "",
+        *_explained(Spec, "profile"),
+        *(f"# {remark}." for remark in proposal.remarks[:1]),
         f"profile = {_text(proposal.profile)}",
     ]
     if proposal.profile == "pd":
-        lines += ["", f"# {proposal.transport_reason}.", f"transport = {_text(proposal.transport)}"]
+        reason = f"# {proposal.transport_reason}."
+        lines += ["", *_explained(Spec, "transport"), reason, f"transport = {_text(proposal.transport)}"]
     lines += ["", "[model]", *_keys(keep.model)]
     lines += ["", "[image]", *_keys(keep.image)]
     if proposal.profile == "pd":
@@ -56,12 +59,15 @@ def to_toml(proposal: Proposal, keep: Spec, uuids: bool) -> str:
         "[metrics]",
         *_keys(keep.metrics),
         "",
+        *_explained(Spec, "variables"),
         "[variables]",
     ]
     proposed = {setting.name for setting in proposal.settings}
     for setting in proposal.settings:
         lines += [f"# {setting.reason[:1].upper()}{setting.reason[1:]}.", f"{setting.name} = {_value(setting.value)}"]
     lines += [f"{name} = {_value(value)}" for name, value in keep.variables.items() if name not in proposed]
+    if keep.tuned:
+        lines += ["", block(keep.tuned).rstrip()]
     return "\n".join(lines) + "\n"
 
 

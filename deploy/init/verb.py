@@ -25,8 +25,7 @@ from deploy.spec.load import SpecError, SpecFile, load, parse
 from deploy.spec.model import Spec
 from deploy.stack.compose import stack_of
 from deploy.stack.environment import Facts, render, variables
-from deploy.stack.state import State
-from deploy.stack.state import write as replace
+from deploy.stack.state import State, write_all
 
 
 def init(
@@ -54,11 +53,13 @@ def init(
 
     Raises:
         HostError: this host cannot serve; nothing was written.
-        WrongInput: a file would lie in a folder that does not exist; nothing was written.
+        WrongInput: a file cannot be written where it should, or is no text; nothing was written.
         DeployError: a file is there already and nobody can be asked; nothing was written.
     """
+    if env_file and _target(spec) == _target(env_file):
+        raise WrongInput(f"{spec} cannot be both", "--env-file names the spec", "name another: --env-file FILE")
     for file in filter(None, (spec, env_file)):
-        _require_folder(file)
+        _require_place(file)
     present = load(spec).spec if spec.exists() else Spec()
     proposal = propose(report, present)
     text = to_toml(proposal, present, _has_uuids(report))
@@ -103,28 +104,45 @@ def write(files: Mapping[Path, str], *, dry_run: bool, yes: bool) -> None:
 
     Raises:
         DeployError: a file differs and nobody is there to ask.
+        WrongInput: a file is no text.
     """
     agreed = [path for path, content in files.items() if _agreed(path, content, dry_run=dry_run, yes=yes)]
+    write_all({_target(path): (files[path], _mode(path)) for path in agreed})
     for path in agreed:
-        replace(path, files[path], path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
         typer.echo(f"wrote {path}", err=True)
 
 
-def _require_folder(file: Path) -> None:
-    if file.parent.is_dir():
+def _target(file: Path) -> Path:
+    """Where a link leads; the file itself if it is none."""
+    return Path(os.path.realpath(file))
+
+
+def _mode(file: Path) -> int:
+    return file.stat().st_mode & 0o777 if file.exists() else 0o666 & ~_umask()
+
+
+def _require_place(file: Path) -> None:
+    target = _target(file)
+    # What still is a link leads in a circle.
+    if not file.is_file() and (file.exists() or target.is_symlink()):
+        raise WrongInput(f"{file} is no regular file", "one was to be written there", "name another file")
+    if target.parent.is_dir():
         return
-    if file.parent.exists():
-        raise WrongInput(f"{file.parent} is no folder", f"{file} was to be written into it", "name another file")
+    if target.parent.exists():
+        raise WrongInput(f"{target.parent} is no folder", f"{file} was to be written into it", "name another file")
     raise WrongInput(
-        f"the folder {file.parent} does not exist",
+        f"the folder {target.parent} does not exist",
         f"{file} was to be written into it",
-        shlex.join(["mkdir", "-p", str(file.parent)]),
+        shlex.join(["mkdir", "-p", str(target.parent)]),
     )
 
 
 def _agreed(path: Path, content: str, *, dry_run: bool, yes: bool) -> bool:
     """Show what would change, and ask if nobody has agreed yet."""
-    old = path.read_text() if path.exists() else None
+    try:
+        old = path.read_text() if path.exists() else None
+    except UnicodeDecodeError as error:
+        raise WrongInput(f"{path} is no text in UTF-8", str(error), "name another file") from error
     if old == content:
         typer.echo(f"{path} already says this", err=True)
         return False
@@ -138,8 +156,11 @@ def _agreed(path: Path, content: str, *, dry_run: bool, yes: bool) -> bool:
         return False
     if old is not None and not yes:
         if not sys.stdin.isatty():
-            raise DeployError(f"{path} is there and differs", "it is not replaced without asking", "deploy init --yes")
-        if not typer.confirm(f"Replace {path}?", err=True):
+            again = shlex.join(["deploy", *sys.argv[1:], "--yes"])
+            raise DeployError(f"{path} is there and differs", "it is not replaced without asking", again)
+        typer.echo(f"Replace {path}? [y/N]: ", nl=False, err=True)
+        # Not Typer's `confirm`, to which Ctrl-C is the same as the end of the input.
+        if input().strip().lower() not in ("y", "yes"):
             typer.echo(f"{path} stays as it is", err=True)
             return False
     return True

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.errors import DeployError, WrongInput
-from deploy.image.inputs import read_inputs
+from deploy.image.locked import locked_image
 from deploy.image.registry import NoRegistry, parse_registry
 from deploy.kubernetes.cluster import MODEL_FOLDER, Cluster
 from deploy.kubernetes.export import change_of, model_key, peers_key
@@ -16,7 +16,14 @@ from deploy.spec.profiles import ROUTER
 from deploy.stack.preview import preview_without_host
 from deploy.stack.roles import locked_roles
 
-BY_DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
+# The grammar of distribution/reference: [HOST[:PORT]/]PATH[:TAG]@DIGEST.
+_COMPONENT = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+BY_DIGEST = re.compile(
+    rf"(?:(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(?::\d{{1,5}})?/)?{_COMPONENT}(?:/{_COMPONENT})*"
+    r"(?::\w[\w.-]{0,127})?@sha256:[0-9a-f]{64}",
+    re.ASCII,
+)
+NOWHERE = "the image is in no registry that a cluster could pull it from"
 
 
 @dataclass(frozen=True)
@@ -47,19 +54,22 @@ def prepare(root: Path, spec_file: SpecFile, wishes: Wishes) -> tuple[dict[str, 
         WrongInput: the image is not named by digest, or a folder not by an absolute path.
         HostError: there is no docker compose to ask.
     """
-    spec, lock = spec_file.spec, read_lock(root)
-    roles = _roles(root, spec_file, lock)
-    image = _image(root, spec_file, lock, wishes.image)
-    engines = [role for name, role in roles.items() if name != ROUTER]
+    spec = spec_file.spec
+    # What was named wrongly is said before what is behind.
+    name = _image_name(spec_file, wishes.image)
+    model = _absolute("model", wishes.model_folder)
     draft = _absolute("draft", wishes.draft_folder or spec.engine.draft_path)
+    lock = read_lock(root)
+    roles = _roles(root, spec_file, lock)
+    image = wishes.image or f"{name}@{_locked_digest(root, lock)}"
+    engines = [role for name, role in roles.items() if name != ROUTER]
     cpu = spec.profile == "cpu"
     cluster = Cluster(
         profile=spec.profile,
         namespace=wishes.namespace,
         replicas=wishes.replicas,
         image=image,
-        model_folder=_absolute("model", wishes.model_folder)
-        or (spec.model.path if Path(spec.model.path).is_absolute() and not cpu else MODEL_FOLDER),
+        model_folder=model or (spec.model.path if Path(spec.model.path).is_absolute() and not cpu else MODEL_FOLDER),
         model=model_key(served_model(spec_file, lock)),
         peers=peers_key(image, engines),
         change=change_of(wishes.folder, lock),
@@ -88,8 +98,8 @@ def _roles(root: Path, spec_file: SpecFile, lock: Lock) -> dict[str, Role]:
     return roles
 
 
-def _image(root: Path, spec_file: SpecFile, lock: Lock, named: str | None) -> str:
-    """The image by digest."""
+def _image_name(spec_file: SpecFile, named: str | None) -> str:
+    """The image that the command line names, by digest, else its name in deploy.toml's registry."""
     if named is not None:
         if not BY_DIGEST.fullmatch(named):
             raise WrongInput(
@@ -98,21 +108,19 @@ def _image(root: Path, spec_file: SpecFile, lock: Lock, named: str | None) -> st
                 "HOST/NAME@sha256:… as `deploy push` prints it",
             )
         return named
-    what = "the image is in no registry that a cluster could pull it from"
     if not (address := spec_file.spec.image.registry):
         fix = "set registry under [image] in deploy.toml, then deploy push; or name the image with --image"
-        raise NoRegistry(what, f"{spec_file.file} has none under [image]", fix)
-    inputs = read_inputs(root)
-    if lock.image is None or lock.image.inputs != inputs.hash:
-        raise DeployError(
-            "deploy.lock is behind the repository",
-            f"it locks the image of inputs {lock.image.inputs if lock.image else 'none'}, the files here give "
-            f"{inputs.hash}",
-            "deploy build, then deploy lock, then deploy push",
-        )
-    if not lock.image.manifest:
-        raise DeployError(what, "deploy.lock has no digest of it there", "deploy push; or name the image with --image")
-    return f"{parse_registry(address).name}@{lock.image.manifest}"
+        raise NoRegistry(NOWHERE, f"{spec_file.file} has none under [image]", fix)
+    return parse_registry(address).name
+
+
+def _locked_digest(root: Path, lock: Lock) -> str:
+    """The locked image's in its registry."""
+    image = locked_image(root, lock)
+    if not image.manifest:
+        fix = "deploy push; or name the image with --image"
+        raise DeployError(NOWHERE, "deploy.lock has no digest of it there", fix)
+    return image.manifest
 
 
 def _absolute(what: str, path: str | None) -> str:

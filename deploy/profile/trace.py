@@ -17,7 +17,7 @@ import ijson  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 import numpy.typing as npt
 
-from deploy.errors import DeployError
+from deploy.errors import WrongInput
 from loadtest.plain import mapping
 
 Floats = npt.NDArray[np.float64]
@@ -29,10 +29,8 @@ SPAN_CATEGORIES = ("user_annotation", "gpu_user_annotation")
 LAUNCH = re.compile(r"^(cuda|cu|hip)(GraphLaunch|Launch\w*Kernel\w*|Memcpy\w*Async|Memset\w*Async)")
 
 
-class UnreadableTrace(DeployError):
+class UnreadableTrace(WrongInput):
     """The file is no trace, or ends in the middle."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from deploy.errors import DeployError
+from deploy.errors import WrongInput
 from deploy.spec.model import Profile, Spec
 from deploy.spec.positions import Path, Position, positions
 from deploy.validation import mistake
@@ -31,16 +31,12 @@ LARGEST_BYTES = 1 << 20
 EXPLAINED = "the deploy.toml that came with this repository explains each key: git log -p deploy.toml"
 
 
-class NoSpec(DeployError):
+class NoSpec(WrongInput):
     """What the command line names is not there, or is no text."""
 
-    exit_code = 2
 
-
-class SpecError(DeployError):
+class SpecError(WrongInput):
     """deploy.toml cannot be used; `problems` lists every mistake in the order of the file."""
-
-    exit_code = 2
 
     def __init__(self, file: FilePath, problems: list[Problem]) -> None:
         first = problems[0]

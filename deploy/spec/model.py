@@ -168,8 +168,8 @@ class Engine(Section):
     speculation: Literal["none", "eagle", "dspark"] = Field(
         default="none",
         description='Only "none" with profile pd: the pinned SGLang cannot speculate with separate roles. With '
-        'replicas also "eagle" (the model\'s own MTP layer guesses three tokens ahead) and "dspark" (a draft model '
-        "guesses a block).",
+        'replicas also "eagle" (the model\'s own MTP layer guesses speculation_steps tokens ahead) and "dspark" (a '
+        "draft model guesses a block).",
     )
     draft_path: str = Field(
         default="", description="Folder of DSpark's draft model. Empty: it is in the model's folder."
@@ -198,7 +198,7 @@ class Router(Section):
     """The one published port."""
 
     bind: str = Field(default="127.0.0.1", description="Anything but a loopback address needs API keys.")
-    port: Port = 30000
+    port: Port = Field(default=30000, description="Port of the one endpoint.")
     api_key_file: str = Field(
         default="",
         description='File with the keys that clients send as "Authorization: Bearer KEY": `KEY` or `KEY NAME` a line. '
@@ -212,7 +212,7 @@ class Router(Section):
         default="", description="PEM files, the certificate with its chain; both or none. Needs api_key_file."
     )
     tls_key: str = ""
-    extra_arguments: str = ""
+    extra_arguments: str = Field(default="", description="Appended to the router's command line as it is.")
 
     @field_validator("bind")
     @classmethod
@@ -319,8 +319,17 @@ class Tuned(Section):
 class Spec(Section):
     """All of `deploy.toml`."""
 
-    profile: Profile = "pd"
-    transport: Transport = "isolated"
+    profile: Profile = Field(
+        default="pd",
+        description='"pd": prefill and decode on eight GPUs. "replicas": one to four engines that each do both, on two '
+        'GPUs or more; a [[replica]] each. "cpu": the three services of pd with a tiny generated model and no GPU; of '
+        "this file only [image], [router] and [variables] count then.",
+    )
+    transport: Transport = Field(
+        default="isolated",
+        description='How the KV cache travels from prefill to decode: "isolated" (each container sees its own GPUs '
+        'only) or "p2p" (both see all GPUs, so that UCX can copy from GPU to GPU).',
+    )
     model: Model = Model()
     image: Image = Image()
     prefill: Prefill = Prefill()
@@ -329,7 +338,11 @@ class Spec(Section):
     engine: Engine = Engine()
     router: Router = Router()
     metrics: Metrics = Metrics()
-    variables: dict[VariableName, str | int | float] = Field(default_factory=dict)
+    variables: dict[VariableName, str | int | float] = Field(
+        default_factory=dict,
+        description='Any other variable of compose.yaml, for example NCCL_DEBUG = "INFO". Variables of the shell are '
+        "ignored.",
+    )
     tuned: Tuned | None = None
 
     @field_validator("replica", mode="before")

@@ -1,6 +1,15 @@
-"""Does deploy.toml still say what `deploy tune` signed off in it? Pure."""
+"""The block of deploy.toml that signs off what `deploy tune` found, and whether the rest still says that. Pure."""
 
-from deploy.spec.model import Spec
+import tomlkit
+
+from deploy.spec.model import Spec, Tuned
+
+COMMENT = "# What `deploy tune` found and who signed it off. The next one writes it anew; without it nothing changes.\n"
+
+
+def block(tuned: Tuned) -> str:
+    """The table `tuned`."""
+    return f"{COMMENT}{tomlkit.dumps({'tuned': tuned.model_dump(mode='json')})}"
 
 
 def word(value: object) -> str:

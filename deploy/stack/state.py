@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from deploy.errors import DeployError
+from deploy.errors import DeployError, WrongInput
 
 OWN = {
     *("caches.json", "candidate", "current", "docker", "failed", "generations", "incidents", "journal.json"),
@@ -21,10 +21,8 @@ OWN = {
 """What a state folder holds, besides hidden files on their way to their places."""
 
 
-class NoStateFolder(DeployError):
+class NoStateFolder(WrongInput):
     """The folder named as the state folder is somebody else's."""
-
-    exit_code = 2
 
 
 class LockHeld(DeployError):
@@ -189,20 +187,42 @@ def _now() -> str:
 
 def write(file: Path, content: str | bytes, mode: int = 0o644) -> None:
     """Replace a file in one step, so that a reader or a crash never sees half of it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    write_all({file: (content, mode)})
+
+
+def write_all(files: Mapping[Path, tuple[str | bytes, int]]) -> None:
+    """Replace files, each in one step, and none before the disk has the content of all.
+
+    Args:
+        files: content and mode of each.
+    """
+    temporary: dict[Path, Path] = {}
     try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content.encode() if isinstance(content, str) else content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).chmod(mode)
-        Path(name).replace(file)
-    except BaseException as error:
-        Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            # Of a write that failed the system does not say to which file.
-            error.filename = str(file)
+        for file, (content, mode) in files.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with _errors_name(file):
+                descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+                temporary[file] = Path(name)
+                with os.fdopen(descriptor, "wb") as stream:
+                    stream.write(content.encode() if isinstance(content, str) else content)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                temporary[file].chmod(mode)
+        for file, written in temporary.items():
+            with _errors_name(file):
+                written.replace(file)
+    finally:
+        for written in temporary.values():
+            written.unlink(missing_ok=True)
+
+
+@contextmanager
+def _errors_name(file: Path) -> Generator[None]:
+    """The system says of a failure a temporary file's name or, of a write, none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(file)
         raise
 
 

@@ -10,6 +10,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -232,13 +233,15 @@ def _tolerant(trouble: Callable[[Exception], None]) -> Generator[None]:
 
 
 def look(stack: Stack, memory: Memory) -> list[Seen]:
-    """Look at every container; what cannot be asked is left out."""
+    """Look at every container, at all at once: one that hangs may take long. What cannot be asked is left out."""
     states = stack.roles()
     try:
         view = gate.view(stack)
     except DeployError:
         view = None
-    return [_seen(stack, state, view, memory) for state in states]
+    with ThreadPoolExecutor(max(len(states), 1)) as pool:
+        looks = [pool.submit(_seen, stack, state, view, memory) for state in states]
+        return [look.result() for look in looks]
 
 
 def _seen(stack: Stack, state: RoleState, view: gate.View | None, memory: Memory) -> Seen:

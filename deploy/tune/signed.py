@@ -1,16 +1,13 @@
 """The sign-off: winners written into deploy.toml with their evidence. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tomlkit
 
 from deploy.spec.model import Tuned, Winner
-from deploy.spec.signoff import word
+from deploy.spec.signoff import COMMENT, block, word
 from deploy.tune.experiment import Edits, Finding
 from deploy.tune.switches import apply
-
-COMMENT = "What `deploy tune` found and who signed it off. The next one writes it anew; without it nothing changes."
 
 
 def winners(findings: Sequence[Finding], before: Mapping[str, object]) -> tuple[Winner, ...]:
@@ -42,6 +39,5 @@ def signed(text: str, edits: Edits, tuned: Tuned) -> str:
     document = tomlkit.parse(apply(text, edits))
     if "tuned" in document:
         del document["tuned"]
-    kept = tomlkit.dumps(document).replace(f"# {COMMENT}\n", "").rstrip("\n")
-    block: dict[str, Any] = tuned.model_dump(mode="json")
-    return f"{kept}\n\n# {COMMENT}\n{tomlkit.dumps({'tuned': block})}"
+    kept = tomlkit.dumps(document).replace(COMMENT, "").rstrip("\n")
+    return f"{kept}\n\n{block(tuned)}"

@@ -13,7 +13,7 @@ import tomlkit
 from pydantic import BaseModel
 from sm120_kernels.plugin.table import HOOKS, OFF, ON
 
-from deploy.errors import DeployError
+from deploy.errors import WrongInput
 from deploy.host.report import Gpu
 from deploy.init.propose import REPLICA_MEMORY_FRACTION
 from deploy.spec.load import SpecError, SpecFile, parse
@@ -39,10 +39,8 @@ CPU_SIZE_VARIABLES = ("CHUNKED_PREFILL_SIZE", "OMP_NUM_THREADS")
 """Variables of compose.cpu.yaml that decide how fast it is."""
 
 
-class WrongSetting(DeployError):
+class WrongSetting(WrongInput):
     """`--try` or `--only` names something that there is not."""
-
-    exit_code = 2
 
 
 def comparisons(spec_file: SpecFile, files: Sequence[Path]) -> list[Comparison]:

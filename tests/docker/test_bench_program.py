@@ -250,8 +250,8 @@ def test_one_generator_takes_5000_streamed_tokens_a_second_and_core() -> None:
         (("--target", "fast"), 2, ("THROUGHPUT@C",)),
         (("--slo", "speed=1"), 2, ("ttft, tpot, e2e",)),
         (("--endpoint", "other"), 2, ("chat, generate",)),
-        (("compare", "missing-a", "missing-b"), 1, ("cannot read",)),
-        (("import", "missing"), 1, ("cannot read",)),
+        (("compare", "missing-a", "missing-b"), 2, ("cannot read",)),
+        (("import", "missing"), 2, ("cannot read",)),
     ],
 )
 def test_bad_input_is_answered_plainly(

@@ -19,8 +19,8 @@ from deploy.image.registry import (
     digest_of,
     parse_manifest,
     parse_registry,
+    registry_client,
 )
-from deploy.image_verbs import registry_client
 
 DIGEST = f"sha256:{'1' * 64}"
 CONTENT = json.dumps(

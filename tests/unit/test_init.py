@@ -1,5 +1,11 @@
 """What `deploy init` proposes for each look-alike host, and what it writes."""
 
+import fcntl
+import os
+import shlex
+import subprocess
+import sys
+import termios
 from pathlib import Path
 
 import lookalike
@@ -22,12 +28,14 @@ from deploy.init.propose import assign_cpus, cost, divide, propose
 from deploy.init.render import to_toml
 from deploy.init.verb import init, write
 from deploy.spec.load import load, parse
-from deploy.spec.model import Engine, Image, Model, Router, Spec
+from deploy.spec.model import Engine, Image, Model, Router, Spec, Tuned
 from deploy.stack.memory import plan_on
 from deploy.stack.state import State
 from deploy.stack.up import plan
+from deploy.tune.signed import signed
 
 ROOT = Path(__file__).parents[2]
+DEPLOY = str(Path(sys.executable).parent / "deploy")
 
 
 def measured(report: HostReport, **results: object) -> HostReport:
@@ -264,7 +272,7 @@ def test_the_proposal_is_a_valid_spec_that_says_the_same(uuids: bool) -> None:
 
 
 def comments(text: str) -> dict[str, str]:
-    """The comment that stands above each key of a table, as one line, by `table.key`."""
+    """The comment right above each key, as one line, by `table.key`, and above each table by `.table`."""
     found: dict[str, str] = {}
     table, above = "", list[str]()
     for line in text.splitlines():
@@ -273,6 +281,7 @@ def comments(text: str) -> dict[str, str]:
             continue
         if line.startswith("["):
             table = line.strip("[]")
+            found[f".{table}"] = " ".join(above)
         elif " = " in line and not line.startswith(" "):
             found[f"{table}.{line.partition(' = ')[0]}"] = " ".join(above)
         above = []
@@ -281,20 +290,39 @@ def comments(text: str) -> dict[str, str]:
 
 def test_each_key_is_explained_as_in_the_repositorys_deploy_toml() -> None:
     """Which leaves out what [decode] has in common with [prefill]."""
-    shipped = {key: text for key, text in comments((ROOT / "deploy.toml").read_text()).items() if key[0] != "."}
+    shipped = comments((ROOT / "deploy.toml").read_text())
     spec = Spec()
     for key, text in shipped.items():
         table, _, name = key.partition(".")
-        section: BaseModel = getattr(spec, table)
+        section: BaseModel = getattr(spec, table) if table else spec
         described = type(section).model_fields[name].description or ""
         assert text == described or (not text and table == "decode"), key
     keep = Spec(engine=Engine(speculation_steps=5))
     written = comments(to_toml(propose(probe(host(EIGHT_GPUS))), keep, True))
-    assert {key for key in written if key[0] not in ".v"} == {key for key in shipped if key[0] != "v"}
-    assert all(text in written[key] for key, text in shipped.items() if key in written)
+    assert {key for key in written if not key.startswith("variables.")} == {*shipped}
+    assert all(text in written[key] for key, text in shipped.items())
     text = to_toml(propose(probe(host(EIGHT_GPUS))), keep, True)
     assert parse(text, Path("deploy.toml")).spec.engine.speculation_steps == 5
     assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_a_key_without_an_explanation_shares_that_of_the_key_before() -> None:
+    shared = {
+        *("model.revision", "router.concurrent_requests", "router.tls_key", "metrics.prometheus_port"),
+        *("decode.gpus", "decode.numa_node", "decode.cpus", "decode.extra_arguments"),
+    }
+    shipped = comments((ROOT / "deploy.toml").read_text())
+    assert {key for key, text in shipped.items() if not text and key[0] != "."} == shared
+
+
+def test_what_tune_signed_off_stays() -> None:
+    winner = {"setting": "engine.nccl", "was": "auto", "now": "ll_ring", "ratio": 1.1, "at_least": 1.05, "pairs": 3}
+    text = {name: "a" for name in ("by", "at", "host", "gpu", "image", "workload", "results")}
+    tuned = Tuned.model_validate({**text, "results_sha256": "0" * 64, "winner": [{**winner, "answers": 1.0}]})
+    keep = Spec(engine=Engine(nccl="ll_ring"), tuned=tuned)
+    text = to_toml(propose(probe(host(EIGHT_GPUS))), keep, True)
+    assert parse(text, Path("deploy.toml")).spec.tuned == tuned
+    assert signed(text, {}, tuned) == text
 
 
 CPU_PROPOSAL = propose(probe(lookalike.no_gpu()))
@@ -369,6 +397,104 @@ def test_an_env_file_in_the_place_of_a_folder_or_below_a_file_is_refused(tmp_pat
         done = CliRunner().invoke(app, [*command, "--host-report", str(saved(tmp_path))])
         assert 2 in (done.exit_code, getattr(done.exception, "exit_code", None))
     assert not (tmp_path / "deploy.toml").exists()
+
+
+def refusal(folder: Path, spec: Path, env_file: Path) -> DeployError:
+    """What `deploy init` says of two files that it cannot write; it leaves nothing of its own behind."""
+    report = saved(folder)
+    before = {*folder.rglob("*")}
+    command = ["init", "--spec", str(spec), "--env-file", str(env_file), "--host-report", str(report)]
+    done = CliRunner().invoke(app, command)
+    assert isinstance(done.exception, DeployError), done.output
+    assert {*folder.rglob("*")} == before
+    return done.exception
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_spec_and_env_file_cannot_be_one_file(tmp_path: Path, link: bool) -> None:
+    (spec := tmp_path / "deploy.toml").write_text('profile = "cpu"\n')
+    if link:
+        (tmp_path / "link").symlink_to(spec)
+    error = refusal(tmp_path, spec, tmp_path / ("link" if link else "../" + tmp_path.name + "/deploy.toml"))
+    assert (error.exit_code, "cannot be both" in error.message) == (2, True)
+    assert spec.read_text() == 'profile = "cpu"\n'
+
+
+def test_neither_file_is_written_where_one_cannot_be(tmp_path: Path) -> None:
+    command = ["init", "--spec", str(tmp_path / "deploy.toml"), "--env-file", "/proc/x.env"]
+    done = CliRunner().invoke(app, [*command, "--host-report", str(saved(tmp_path))])
+    assert isinstance(done.exception, OSError) and done.exception.filename == "/proc/x.env"
+    assert [file.name for file in tmp_path.iterdir()] == ["host.json"]
+
+
+def test_what_is_no_regular_file_is_neither_read_nor_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "circle").symlink_to("circle")
+    for wrong in (tmp_path / "fifo", tmp_path / "circle", Path("/dev/null")):
+        for spec, env_file in ((wrong, tmp_path / ".env"), (tmp_path / "deploy.toml", wrong)):
+            error = refusal(tmp_path, spec, env_file)
+            assert (error.exit_code, error.message) == (2, f"{wrong} is no regular file")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"\xff\xfe")
+    error = refusal(tmp_path, tmp_path / "deploy.toml", tmp_path / ".env")
+    assert (error.exit_code, error.message) == (2, f"{tmp_path / '.env'} is no text in UTF-8")
+    assert (tmp_path / ".env").read_bytes() == b"\xff\xfe"
+
+
+def test_a_link_stays_and_the_file_behind_it_is_written(tmp_path: Path) -> None:
+    (folder := tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".env").symlink_to(folder / "mine.env")
+    for _ in range(2):
+        run_init(probe(lookalike.no_gpu()), tmp_path, tmp_path / ".env")
+        assert (tmp_path / ".env").is_symlink()
+        assert "IMAGE=img:1" in (folder / "mine.env").read_text().splitlines()
+        (folder / "mine.env").write_text("IMAGE=old\n")
+
+
+def test_the_command_that_replaces_without_asking_has_the_same_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (spec := tmp_path / "my spec.toml").write_text('profile = "cpu"\n')
+    command = ["init", "--spec", str(spec), "--host-report", str(saved(tmp_path))]
+    monkeypatch.setattr(sys, "argv", ["deploy", *command])
+    done = CliRunner().invoke(app, command)
+    assert isinstance(done.exception, DeployError)
+    words = shlex.split(done.exception.fix)
+    assert words == ["deploy", *command, "--yes"]
+    assert CliRunner().invoke(app, words[1:]).exit_code == 0
+    assert spec.read_text() != 'profile = "cpu"\n'
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "replaced"),
+    [("\x03", 130, False), ("\x04", 1, False), ("\n", 0, False), ("n\n", 0, False), ("Yes\n", 0, True)],
+)
+def test_a_file_is_replaced_only_after_a_yes(tmp_path: Path, typed: str, code: int, replaced: bool) -> None:
+    (spec := tmp_path / "deploy.toml").write_text('profile = "cpu"\n')
+    command = [DEPLOY, "init", "--spec", str(spec), "--host-report", str(saved(tmp_path))]
+    ours, theirs = os.openpty()
+    said = ""
+    with subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as begun:
+        assert begun.stderr
+        while "[y/N]" not in said:
+            said += begun.stderr.read(1)
+        os.write(ours, typed.encode())
+        said += begun.stderr.read()
+    for end in (ours, theirs):
+        os.close(end)
+    assert begun.returncode == code, said
+    assert "Traceback" not in said
+    assert (spec.read_text() != 'profile = "cpu"\n') == replaced
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from deploy.command_line import printable
 from loadtest import bench as benchmark
-from loadtest import interop, report
+from loadtest import interop, render, report
 from loadtest.cli import bench
 from loadtest.compare import compare
 from loadtest.errors import BenchError
@@ -180,7 +183,39 @@ def test_the_verbs(folder: Path, tmp_path: Path) -> None:
 def test_a_file_that_is_no_result_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "result.json").write_text(text)
     done = RUNNER.invoke(bench, ["compare", str(tmp_path), str(tmp_path)])
-    assert done.exit_code == 1 and "error:" in done.stderr and "Traceback" not in done.stderr
+    assert (done.exit_code, "error:" in done.stderr, "fix:" in done.stderr) == (2, True, True), done.stderr
+
+
+@pytest.mark.parametrize("hostile", ["[red][/nope]", "[/]", "\x1b[31mred", "\x9b31m", ":skull:", "a\nb\rc", "\ud800"])
+def test_what_a_result_says_is_neither_markup_nor_a_command_to_the_terminal(
+    tmp_path: Path, folder: Path, hostile: str
+) -> None:
+    data = json.loads((folder / "result.json").read_text())
+    data |= {"id": hostile, "label": None, "created": hostile}
+    data["environment"]["model"] = hostile
+    for one in data["levels"]:
+        one |= {"name": one["name"] + hostile, "folder": one["folder"] + hostile}
+    run = tmp_path / "runs" / "b"
+    run.mkdir()
+    (run / "result.json").write_text(json.dumps(data))
+    (tmp_path / "runs" / "[red]broken[:skull:").mkdir()
+    (tmp_path / "runs" / "[red]broken[:skull:" / "result.json").touch()
+    said = RUNNER.invoke(bench, ["compare", str(run), str(folder)])
+    assert said.exit_code == 3, said.exception
+    both = RUNNER.invoke(bench, ["compare", str(run), str(run)])
+    listed = RUNNER.invoke(bench, ["history", "--out", str(tmp_path / "runs")])
+    assert both.exit_code == listed.exit_code == 0, (both.exception, listed.exception)
+    shown = Console(file=io.StringIO(), width=1000)
+    shown.print(render.summary(benchmark.load(run), str(run)))
+    assert isinstance(shown.file, io.StringIO)
+    for text in (said.stdout, both.stdout, listed.stdout, shown.file.getvalue()):
+        assert printable(hostile) in text
+        assert all(character.isprintable() or character == "\n" for character in text)
+    data["engines"], data["environment"]["engines"] = None, {hostile: 1}
+    (run / "result.json").write_text(json.dumps(data))
+    refused = RUNNER.invoke(bench, ["compare", str(run), str(run)])
+    assert (refused.exit_code, printable(hostile) in refused.stderr) == (2, True)
+    assert all(character.isprintable() or character == "\n" for character in refused.stderr)
 
 
 def test_each_field_that_a_result_lacks_is_named(folder: Path, tmp_path: Path) -> None:
@@ -188,7 +223,7 @@ def test_each_field_that_a_result_lacks_is_named(folder: Path, tmp_path: Path) -
     del broken["id"], broken["levels"][0]["window"], broken["levels"][1]["users"]
     (tmp_path / "result.json").write_text(json.dumps(broken))
     done = RUNNER.invoke(bench, ["compare", str(folder), str(tmp_path)])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     for place in ("id", "levels.0.window", "levels.1.users"):
         assert re.search(rf"[ ;]{place}: Field required", " ".join(done.stderr.split())), done.stderr
 

@@ -1,14 +1,18 @@
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.stack import gate
 from deploy.stack import watch as module
 from deploy.stack.client import RequestFailed
+from deploy.stack.compose import RoleState
 from deploy.stack.state import NoStateFolder, State
 from deploy.stack.watch import (
     ENDED_S,
@@ -22,6 +26,7 @@ from deploy.stack.watch import (
     Memory,
     Seen,
     judge,
+    look,
     watch,
 )
 
@@ -190,3 +195,26 @@ def test_a_question_is_asked_only_after_a_lost_transfer_and_only_another_lost_on
     memory = Memory(lost_transfers=3)
     assert module._delivers(cast("Any", Losing(*lost)), memory) is delivers  # pyright: ignore[reportPrivateUsage]
     assert memory.lost_transfers == left
+
+
+def test_engines_are_asked_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that hangs must not keep the watch from the next: here each is answered only once all have been asked."""
+    states = [
+        RoleState(role, role, role, "i", "running", "healthy", 0, False, 0, None, 1, frozenset(), "", ())
+        for role in ("prefill", "decode", "router")
+    ]
+    asked = Barrier(2, timeout=5)
+
+    class Stack:
+        def roles(self) -> list[RoleState]:
+            return states
+
+        def metrics(self, role: str, path: str) -> str:
+            asked.wait()
+            return json.dumps({"loads": []}) if path == "/v1/loads" else ""
+
+    def view(_: object) -> gate.View:
+        return gate.View(0, 0, frozenset(), frozenset(), frozenset(), frozenset(), replacing=True)
+
+    monkeypatch.setattr(gate, "view", view)
+    assert [seen.role for seen in look(cast(Any, Stack()), Memory())] == ["prefill", "decode", "router"]

@@ -17,7 +17,7 @@ from deploy.spec.load import SpecError
 from deploy.spec.load import parse as parse_spec
 from deploy.stack import generations
 from deploy.stack.state import State, write
-from deploy.validation import first_mistake, mistake
+from deploy.validation import first_mistake, mistake, mistakes
 from loadtest import bench
 from loadtest.errors import BenchError
 
@@ -55,13 +55,27 @@ def refused(**values: object) -> ValidationError:
 def test_a_validators_own_words_are_all_that_is_said(words: str) -> None:
     error = refused(said=words)
     assert mistake(error.errors()[0]) == words
-    assert first_mistake(error) == f"said: {words}"
+    assert first_mistake(error) == " ".join(f"said: {words}".splitlines())
 
 
 def test_a_mistake_of_the_whole_has_no_place_and_others_are_counted() -> None:
     assert first_mistake(refused(number=10)) == "too large"
     assert first_mistake(refused(number="x", said="no")).endswith("(and 1 more)")
     assert first_mistake(refused(number="x")).startswith("number: Input should be a valid integer")
+
+
+def test_of_many_mistakes_the_first_ten_are_said_and_the_others_counted() -> None:
+    class Numbers(BaseModel):
+        numbers: list[int]
+
+    def said(count: int) -> str:
+        with pytest.raises(ValidationError) as found:
+            Numbers.model_validate({"numbers": ["x"] * count})
+        return mistakes(found.value)
+
+    assert said(10).count("valid integer") == 10 and "more" not in said(10)
+    assert said(10_000).count("valid integer") == 10
+    assert "numbers.9:" in said(10_000) and said(10_000).endswith("(and 9990 more)")
 
 
 def options_with_values() -> Iterator[tuple[str, ...]]:
