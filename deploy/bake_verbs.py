@@ -26,7 +26,7 @@ from deploy.command_line import (
 from deploy.errors import DeployError
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
-from deploy.image.registry import registry_client
+from deploy.image.named_registry import registry_client
 from deploy.image.transfer import require_built, tag_of
 from deploy.lock.document import FILE_NAME
 from deploy.lock.model import ImageLock, read_lock, write_lock

@@ -15,7 +15,7 @@ from deploy.command_line import ROOT, SPEC, JsonOption, Panel, SpecOption, conso
 from deploy.host import probe
 from deploy.host.docker_facts import require_docker
 from deploy.image.locked import locked_image
-from deploy.image.registry import registry_client
+from deploy.image.named_registry import registry_client
 from deploy.image.sbom import attach, make_sbom
 from deploy.image.signature import sign
 from deploy.image.transfer import Pulled, import_archive, pull, push

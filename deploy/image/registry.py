@@ -21,7 +21,6 @@ import httpx
 from deploy.errors import DeployError, WrongInput
 from deploy.fetch import http_client
 from deploy.image.inputs import IMAGE_NAME
-from deploy.spec.load import load
 from deploy.spec.model import REGISTRY
 
 MANIFEST_TYPES = (
@@ -284,25 +283,6 @@ class Client:
             f"{answer.request.method} {answer.request.url} answered {answer.status_code} {words}",
             f"docker login {self.registry.host}" if denied else "check the registry's own log",
         )
-
-
-def registry_client(named: str | None, spec: Path, certificates: Path | None = None) -> Client:
-    """A client of the registry that the command line names, else deploy.toml.
-
-    Args:
-        spec: the deploy.toml; read only if the command line names none.
-
-    Raises:
-        NoRegistry: there is none, or it is no address.
-        SpecError, NoSpec: deploy.toml cannot be used.
-    """
-    if address := named or load(spec).spec.image.registry:
-        return Client(parse_registry(address), certificates)
-    raise NoRegistry(
-        "no registry is named",
-        f"{spec} has none under [image]",
-        "set registry there, or name one on the command line: HOST[:PORT][/PATH], see --help",
-    )
 
 
 class _Bounded(httpx.SyncByteStream):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.errors import DeployError
+from deploy.image.named_registry import registry_client
 from deploy.image.registry import (
     Client,
     NoRegistry,
@@ -19,7 +20,6 @@ from deploy.image.registry import (
     digest_of,
     parse_manifest,
     parse_registry,
-    registry_client,
 )
 
 DIGEST = f"sha256:{'1' * 64}"
