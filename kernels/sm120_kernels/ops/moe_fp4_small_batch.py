@@ -6,6 +6,8 @@ the products and the tokens, padded to 8, their columns. FP4 waits in a ring in 
 the registers of the tensor core's first operand (`fragments`), where it becomes bf16 or int8: what limits these
 products is the instructions a weight takes, and the memory beside them. As integers it takes a fifth fewer: one look-up
 gives four values, and the scale of 32 columns multiplies their sum; so x and the activations must be integers too.
+
+The products are in `experts`, a module for each way to compute them; here are the launches, their plan and the op.
 """
 
 from __future__ import annotations
@@ -22,317 +24,27 @@ import triton.language as tl
 from sm120_kernels import serving
 from sm120_kernels.aot import CompileCase
 from sm120_kernels.checks import capability, has_dependent_launch, require, require_block_scale, require_device
-from sm120_kernels.fragments import (
-    DOUBLES,
-    MAGIC,
-    MAGIC_BITS,
-    NEGATIVES,
-    ask,
-    await_groups,
-    close_group,
-    counted_times,
-    e2m1_operand,
-    e2m1_tokens,
-    e4m3_operand,
-    e4m3_tokens,
-    from_two_on,
-    integer_product,
-    ring,
-    take,
-    take_byte,
-    take_two,
-    take_word,
+from sm120_kernels.experts.bf16 import SUM_FACTOR, ask_bf16_down, bf16_down, bf16_gate_up
+from sm120_kernels.experts.fp8_activations import FP8_SUM_FACTOR, fp8_down, fp8_gate_up
+from sm120_kernels.experts.integers import (
+    ask_integer_down,
+    ask_lines,
+    integer_down,
+    integer_gate_up,
+    integer_scale,
+    to_integers,
 )
-from sm120_kernels.interpret import dot, prefetch_l2, to_bf16, to_e4m3
-from sm120_kernels.unpack import e2m1_to_e4m3, scale_value, two_e4m3, two_powers
+from sm120_kernels.experts.ring import ask_scales
+from sm120_kernels.experts.routes import first_route, input_pointers, members
+from sm120_kernels.experts.shared import shared_down, shared_gate_up
+from sm120_kernels.experts.swiglu import gate_up_rows, swiglu
+from sm120_kernels.fragments import ring
+from sm120_kernels.interpret import prefetch_l2, to_bf16
 
 SWIGLU_LIMIT = 10.0
 MAX_TOKENS = 64
 MAX_TOP_K = 8
 BLOCK = 128
-E4M3_MAX = tl.constexpr(448.0)
-# E2M1 in bf16 lacks a factor 2 ** 126: half of it goes into the scales and half into the sum, so that neither leaves
-# bf16's range. E2M1 in e4m3 lacks 2 ** 6, e4m3 in bf16 2 ** 120, likewise in two halves.
-SCALE_SHIFT = tl.constexpr(64)
-SCALE_FACTOR = tl.constexpr(2.0**64)
-SUM_FACTOR = tl.constexpr(2.0**62)
-FP8_SUM_FACTOR = tl.constexpr(2.0**6)
-DENSE_FACTOR = tl.constexpr(2.0**60)
-# The largest integer that x and the activations become: two int8, upper and lower.
-LARGEST = tl.constexpr(127 * 256)
-
-
-@triton.jit
-def _first_route(ids_ptr, route, routes, ROUTES: tl.constexpr):
-    """The expert of a route, whether no earlier route has it, and for all routes: which have it, and their rank."""
-    place = tl.arange(0, ROUTES)
-    ids = tl.load(ids_ptr + place, mask=place < routes, other=-1)
-    expert = tl.load(ids_ptr + route)
-    same = (ids == expert) & (expert >= 0)
-    first = tl.min(tl.where(same, place, ROUTES)) == route
-    return expert.to(tl.int64), first, same, tl.cumsum(same.to(tl.int32)) - 1
-
-
-@triton.jit
-def _members(same, rank, begin, ROUTES: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr):
-    """[COLUMNS]: the routes of rank begin to begin + TOKENS - 1 of an expert; -1 where there is none."""
-    column = tl.arange(0, COLUMNS)
-    hit = same[None, :] & (rank[None, :] == (begin + column)[:, None]) & (column < TOKENS)[:, None]
-    return tl.max(tl.where(hit, tl.arange(0, ROUTES)[None, :], -1), 1)
-
-
-@triton.jit
-def _gate_up_rows(tile, r, intermediate, ROWS: tl.constexpr, UP_FIRST: tl.constexpr):
-    """Rows r of a block, in w13: eight gate rows, then the eight up rows that go with them, and so on.
-
-    So one thread of the product holds a gate and its up. With UP_FIRST w13 has all up rows before the gate rows.
-    """
-    return tile * (ROWS // 2) + r // 16 * 8 + r % 8 + ((r // 8 + UP_FIRST) % 2) * intermediate
-
-
-@triton.jit
-def _swiglu(gate_up, limit, ROWS: tl.constexpr, TOKENS: tl.constexpr):
-    """[ROWS / 2, TOKENS] activations of a block in the row order of _gate_up_rows."""
-    pairs = gate_up.reshape(ROWS // 16, 2, 8, TOKENS).permute(0, 2, 3, 1)
-    gate, up = tl.split(pairs)
-    return _gated(gate, up, limit).reshape(ROWS // 2, TOKENS)
-
-
-@triton.jit
-def _gated(gate, up, limit):
-    """silu(gate) up, both clamped."""
-    gate = tl.minimum(gate, limit)
-    up = tl.minimum(tl.maximum(up, -limit), limit)
-    return gate / (1.0 + tl.exp(-gate)) * up
-
-
-@triton.jit
-def _quantise(x):
-    """e4m3 of x [TOKENS, GROUPS, 32] fp32, and the power of two for each 32 values as its exponent byte."""
-    amax = tl.maximum(tl.max(tl.abs(x), 2), 1e-10)
-    bits = (amax / E4M3_MAX).to(tl.int32, bitcast=True)
-    exponent = (bits + 0x7FFFFF) >> 23
-    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-    return to_e4m3(x * inverse[:, :, None]), exponent.to(tl.uint8)
-
-
-@triton.jit
-def _scaled_product(
-    acc,
-    weights,
-    scales,
-    inputs,
-    present,
-    TOKENS: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
-    """acc + W x over DEPTH columns with x rounded to e4m3, short of a factor FP8_SUM_FACTOR.
-
-    Args:
-        acc: [ROWS, TOKENS] fp32.
-        weights, scales: pointers [ROWS, DEPTH / 2] to bytes and [ROWS, DEPTH / 32] to scales.
-        inputs: pointers to x [TOKENS, DEPTH].
-        present: [TOKENS] bool.
-    """
-    packed = tl.load(weights)
-    scale = tl.load(scales)
-    x = tl.load(inputs, mask=present[:, None], other=0.0).to(tl.float32)
-    values, x_scale = _quantise(x.reshape(TOKENS, DEPTH // 32, 32))
-    values = values.reshape(TOKENS, DEPTH)
-    # Of mixed formats Triton 3.8 knows no product on sm_120; e4m3 times e4m3 it does in the tensor cores.
-    return tl.dot_scaled(e2m1_to_e4m3(packed), scale, "e4m3", tl.trans(values), x_scale, "e4m3", acc)
-
-
-# In the ring, 64 bytes of each row of W are a part, with the columns of x that go with them. Between parts is a gap, so
-# that two parts of a row lie in different banks.
-
-
-@triton.jit
-def _ask_rows(rows, slots, ROWS: tl.constexpr, PARTS: tl.constexpr, NEXT: tl.constexpr, PAIR: tl.constexpr):
-    """Ask for PARTS parts of each of ROWS rows: neighbouring threads for one row.
-
-    Eight rows at a time, whose pointers differ from the first eight's by a constant, so that they take no registers.
-
-    Args:
-        rows: int32 pointers [8] to the first eight rows.
-        NEXT, PAIR: words from them to the second eight, and to the third.
-    """
-    chunk = tl.arange(0, 4 * PARTS)[None, :]
-    place = chunk // 4 * (ROWS * 64 + 64) + (tl.arange(0, 8)[:, None] * 4 + chunk % 4) * 16
-    pointers = rows[:, None] + chunk * 4
-    for i in tl.static_range(ROWS // 8):
-        ask(pointers + (i // 2 * PAIR + i % 2 * NEXT), slots + place + i * 512, 16)
-
-
-@triton.jit
-def _ask_scales(scales, slots, ROWS: tl.constexpr, BYTES: tl.constexpr, STRIDE: tl.constexpr):
-    """Ask for BYTES bytes from each of `scales` on, uint8 pointers [ROWS]; STRIDE bytes apart in the ring."""
-    SIZE: tl.constexpr = min(BYTES, 16)
-    chunk = tl.arange(0, BYTES // SIZE)[None, :] * SIZE
-    ask(scales[:, None] + chunk, slots + tl.arange(0, ROWS)[:, None] * STRIDE + chunk, SIZE)
-
-
-@triton.jit
-def _ask_tokens(inputs, present, slots, TOKENS: tl.constexpr, PARTS: tl.constexpr, CHUNKS: tl.constexpr):
-    """Ask for PARTS parts of x from `inputs` on, int32 pointers [TOKENS]: CHUNKS times 16 bytes a thread and part.
-
-    What is not present is not read: many programs would ask for the same bytes at once.
-    """
-    chunk = tl.arange(0, 4 * CHUNKS * PARTS)[None, :]
-    place = (chunk // (4 * CHUNKS) * CHUNKS + chunk % CHUNKS) * (TOKENS * 64 + 32)
-    place += (tl.arange(0, TOKENS)[:, None] * 4 + chunk // CHUNKS % 4) * 16
-    ask(inputs[:, None] + chunk * 4, slots + place, 16, present[:, None])
-
-
-@triton.jit
-def _ring_product(
-    acc,
-    weights,
-    scales,
-    inputs,
-    weight_slots,
-    scale_slots,
-    input_slots,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    PARTS: tl.constexpr,
-    STRIDE: tl.constexpr,
-):
-    """acc + W x over PARTS parts that are in the ring, short of a factor SUM_FACTOR.
-
-    Args:
-        acc: [ROWS, COLUMNS] fp32; a column beyond TOKENS gets what another one gets.
-        weights, scales, inputs: what was asked for: pointers [ROWS], [ROWS] and [COLUMNS].
-        weight_slots, scale_slots, input_slots: where it is in the ring.
-        STRIDE: bytes from the scales of a row to those of the next.
-    """
-    thread = tl.arange(0, 4)
-    row = tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, COLUMNS)[None, :] % TOKENS
-    for part in tl.static_range(PARTS):
-        words = take(
-            weights[:, None] + part * 16 + thread[None, :] * 4,
-            weight_slots + part * (ROWS * 64 + 64) + (row * 4 + thread[None, :]) * 16,
-        )
-        offset = (part * 4 + thread[None, :]) * (32 // GROUP)
-        code = take_byte(scales[:, None] + offset, scale_slots + row * STRIDE + offset)
-        if GROUP == 32:
-            first = two_powers(code + SCALE_SHIFT)
-            second = first
-        else:
-            first = two_e4m3(code, SCALE_FACTOR)
-            code = take_byte(scales[:, None] + offset + 1, scale_slots + row * STRIDE + offset + 1)
-            second = two_e4m3(code, SCALE_FACTOR)
-        for i in tl.static_range(4):
-            p, q, r, s = take(
-                inputs[None, :] + (part * 4 + thread[:, None]) * 16 + i * 4,
-                input_slots + (part * 4 + i) * (TOKENS * 64 + 32) + (column * 4 + thread[:, None]) * 16,
-            )
-            factor = first if i < 2 else second
-            acc = dot(e2m1_operand(words[i], factor, ROWS), e2m1_tokens(p, q, r, s, COLUMNS), acc)
-    return acc
-
-
-@triton.jit
-def _ask_fp8(
-    turn,
-    slots,
-    rows,
-    inputs,
-    present,
-    ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    NEXT: tl.constexpr,
-    PAIR: tl.constexpr,
-):
-    """Ask for 128 columns of a dense FP8 W and of x."""
-    _ask_rows(rows + turn * 32, slots, ROWS, 2, NEXT, PAIR)
-    _ask_tokens(inputs + turn * 64, present, slots + 2 * (ROWS * 64 + 64), TOKENS, 2, 2)
-
-
-@triton.jit
-def _fp8_tile(
-    base,
-    rows,
-    weights,
-    scales,
-    inputs,
-    begin,
-    tokens,
-    DEPTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    NEXT: tl.constexpr,
-    PAIR: tl.constexpr,
-    BYTES: tl.constexpr,
-):
-    """ROWS rows of a dense FP8 W of DEPTH columns times tokens begin to begin + TOKENS - 1.
-
-    Args:
-        base: of a ring of BYTES bytes.
-        rows, NEXT, PAIR: as in _ask_rows.
-        weights: pointers [ROWS] to int32 of e4m3, four columns each.
-        scales: pointers [ROWS] to each row's first scale.
-        inputs: x [*, DEPTH] as int32, two columns each.
-    """
-    INPUTS_AT: tl.constexpr = 2 * (ROWS * 64 + 64)
-    STAGE: tl.constexpr = INPUTS_AT + 4 * (TOKENS * 64 + 32)
-    STAGES: tl.constexpr = BYTES // STAGE
-    TURNS: tl.constexpr = DEPTH // 128
-    thread = tl.arange(0, 4)
-    row = tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, TOKENS)[None, :]
-    token = begin + tl.arange(0, TOKENS)
-    present = token < tokens
-    inputs = inputs + tl.minimum(token, tokens - 1) * (DEPTH // 2)
-    # No slot is still read in which something is asked for.
-    tl.debug_barrier()
-    for turn in tl.static_range(STAGES - 1):
-        if turn < TURNS:
-            _ask_fp8(turn, base + turn * STAGE, rows, inputs, present, ROWS, TOKENS, NEXT, PAIR)
-        close_group()
-    acc = tl.zeros((ROWS, TOKENS), tl.float32)
-    for turn in tl.range(0, TURNS, num_stages=1):
-        scale = scale_value(tl.load(scales + turn)) * DENSE_FACTOR
-        await_groups(STAGES - 2)
-        later = turn + STAGES - 1
-        if later < TURNS:
-            _ask_fp8(later, base + later % STAGES * STAGE, rows, inputs, present, ROWS, TOKENS, NEXT, PAIR)
-        close_group()
-        slots = base + turn % STAGES * STAGE
-        value = tl.zeros((ROWS, TOKENS), tl.float32)
-        for part in tl.static_range(2):
-            words = take(
-                weights[:, None] + turn * 32 + part * 16 + thread[None, :] * 4,
-                slots + part * (ROWS * 64 + 64) + (row * 4 + thread[None, :]) * 16,
-            )
-            for i in tl.static_range(2):
-                p, q, r, s = take(
-                    inputs[None, :] + turn * 64 + (part * 4 + thread[:, None]) * 8 + i * 4,
-                    slots + INPUTS_AT + (part * 2 + i) * (TOKENS * 64 + 32) + (column * 4 + thread[:, None]) * 16,
-                )
-                w = e4m3_operand(words[2 * i], words[2 * i + 1], ROWS)
-                value = dot(w, e4m3_tokens(p, q, r, s, TOKENS), value)
-        acc += value * scale[:, None]
-    return acc * DENSE_FACTOR
-
-
-@triton.jit
-def _integer_scale(largest):
-    """The scale of integers of values up to `largest`, of 22 bits as `counted_times` wants it."""
-    scale = (tl.maximum(largest, 1e-20) / LARGEST).to(tl.int32, bitcast=True)
-    return ((scale + 3) & -4).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _to_integers(value, scale):
-    """value over its scale as a 16-bit integer: two int8, 256 times the first and the second."""
-    # Adding MAGIC rounds.
-    q = (value * (1.0 / scale) + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
-    upper = (q + 128) >> 8
-    return upper.to(tl.int8), (q - 256 * upper).to(tl.int8)
 
 
 @triton.jit
@@ -351,368 +63,12 @@ def _quantise_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     value = tl.load(x + token * HIDDEN + column, mask=column < HIDDEN, other=0.0).to(tl.float32)
-    scale = _integer_scale(tl.max(tl.abs(value)))
-    upper, lower = _to_integers(value, scale)
+    scale = integer_scale(tl.max(tl.abs(value)))
+    upper, lower = to_integers(value, scale)
     place = integers + token * (2 * HIDDEN) + column
     tl.store(place, upper, mask=column < HIDDEN)
     tl.store(place + HIDDEN, lower, mask=column < HIDDEN)
     tl.store(scales + token, scale)
-
-
-# As integers W is in lines of 128 bytes, a turn's columns of a row, whose 16-byte chunks are turned by the row, so that
-# the same chunk of eight rows lies in different banks.
-
-
-@triton.jit
-def _ask_lines(rows, slots, ROWS: tl.constexpr, NEXT: tl.constexpr, PAIR: tl.constexpr):
-    """As _ask_rows, for lines."""
-    row = tl.arange(0, 8)[:, None]
-    chunk = tl.arange(0, 8)[None, :]
-    place = row * 128 + (chunk ^ row) * 16
-    pointers = rows[:, None] + chunk * 4
-    for i in tl.static_range(ROWS // 8):
-        ask(pointers + (i // 2 * PAIR + i % 2 * NEXT), slots + place + i * 1024, 16)
-
-
-@triton.jit
-def _ask_integers(inputs, present, slots):
-    """Ask for 256 columns of eight rows of int8 from `inputs` on, int32 pointers [8]: 32 of all rows, then 32 more."""
-    chunk = tl.arange(0, 16)[None, :]
-    place = chunk // 2 * 256 + tl.arange(0, 8)[:, None] * 32 + chunk % 2 * 16
-    ask(inputs[:, None] + chunk * 4, slots + place, 16, present[:, None])
-
-
-# A warp has 32 rows of a product of integers. Its right-hand sides are four tokens' upper bytes, then their lower ones.
-
-
-@triton.jit
-def _lanes(tokens, LANES: tl.constexpr):
-    """For each thread: its first row (the others are 8, 16 and 24 on), and g, t and tables of `integer_product`."""
-    lane = tl.arange(0, LANES)
-    g = lane % 32 // 4
-    # Zero, which the assembler cannot know: it would copy a constant before each use.
-    nothing = lane * tokens >> 16
-    return lane // 32 * 32 + g, g, lane % 4, nothing + DOUBLES, nothing + NEGATIVES
-
-
-@triton.jit
-def _sides(same, rank, begin, ROUTES: tl.constexpr):
-    """The routes of rank begin to begin + 3 of an expert, and the eight right-hand sides' routes; -1 for none."""
-    routes = _members(same, rank, begin, ROUTES, 4, 4)
-    return routes, tl.join(routes, routes).permute(1, 0).reshape(8)
-
-
-@triton.jit
-def _pick(values, index, SIZE: tl.constexpr):
-    """values[index] of [SIZE] values from -1 on."""
-    return tl.max(tl.where(tl.arange(0, SIZE)[None, :] == index[:, None], values[None, :], -1), 1)
-
-
-@triton.jit
-def _own(t):
-    """Which of the four tokens a thread has after `_merge`."""
-    return t % 2 * 2 + t // 2
-
-
-@triton.jit
-def _merge(sums, t, LANES: tl.constexpr):
-    """256 times the upper bytes' sum and the lower ones', of the thread's own token.
-
-    Threads 0 and 1 of four have the upper bytes' sums of two tokens each, 2 and 3 the lower ones': they exchange one.
-    """
-    mine = tl.where(t < 2, sums[0], sums[1])
-    other = from_two_on(tl.where(t < 2, sums[1], sums[0]), LANES)
-    return tl.where(t < 2, mine, other) * 256.0 + tl.where(t < 2, other, mine)
-
-
-@triton.jit
-def _further(pointers, offset):
-    """Each of a tuple of pointers, `offset` further on."""
-    found = ()
-    for i in tl.static_range(len(pointers)):
-        found = found + (pointers[i] + offset,)
-    return found
-
-
-@triton.jit
-def _line_product(
-    sums,
-    weights,
-    scales,
-    inputs,
-    weight_slots,
-    scale_slots,
-    input_slots,
-    doubles,
-    negatives,
-    LANES: tl.constexpr,
-    STRIDE: tl.constexpr,
-    factors=None,
-    factor_slots=None,
-):
-    """sums + W x over the 256 columns of a turn that is in the ring: of each of a thread's four rows two sums.
-
-    Args:
-        weights, scales: what was asked for: of each of the four rows, pointers [LANES] to its words and its codes.
-        inputs: likewise, pointers [LANES] to the integers.
-        weight_slots, scale_slots, input_slots: where it is in the ring.
-        STRIDE: bytes from the codes of a row to those of the next.
-        factors, factor_slots: scales of x for each 32 columns: pointers to those of the two right-hand sides, and where
-            both are in the ring, 16 bytes from group to group. None: x has none here.
-    """
-    for group in tl.static_range(8):
-        pointers = inputs + group * 8
-        left, right = take_two(pointers, pointers + 1, input_slots + group * 256)
-        if factors is not None:
-            first, second = take_two(factors[0] + group, factors[1] + group, factor_slots + group * 16)
-            first = first.to(tl.float32, bitcast=True)
-            second = second.to(tl.float32, bitcast=True)
-        found = ()
-        # The chunks of a line are turned by its row.
-        slots = weight_slots ^ (group * 16)
-        for i in tl.static_range(4):
-            if i % 2 == 0:
-                counted = integer_product(
-                    take_word(weights[i] + group * 4, slots + i * 1024),
-                    take_word(weights[i + 1] + group * 4, slots + (i + 1) * 1024),
-                    left,
-                    right,
-                    doubles,
-                    negatives,
-                    LANES,
-                )
-            code = take_byte(scales[i] + group, scale_slots + group + i * (8 * STRIDE))
-            factor = (code << 23).to(tl.float32, bitcast=True)
-            if factors is not None:
-                a = counted_times(counted[i % 2 * 2], first)
-                b = counted_times(counted[i % 2 * 2 + 1], second)
-            else:
-                a = counted[i % 2 * 2] - MAGIC
-                b = counted[i % 2 * 2 + 1] - MAGIC
-            found = found + ((sums[i][0] + a * factor, sums[i][1] + b * factor),)
-        sums = found
-    return sums
-
-
-@triton.jit
-def _integer_gate_up(
-    integers,
-    integer_scales,
-    weights,
-    scales,
-    result,
-    result_scales,
-    same,
-    rank,
-    begin,
-    tile,
-    rows,
-    stages,
-    codes,
-    tokens,
-    top_k,
-    limit,
-    HIDDEN: tl.constexpr,
-    INTERMEDIATE: tl.constexpr,
-    ROUTES: tl.constexpr,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
-    LINES: tl.constexpr,
-    STRIDE: tl.constexpr,
-    NEXT: tl.constexpr,
-    UP_FIRST: tl.constexpr,
-):
-    """Gate, up and what they give, as integers, of ROWS rows for an expert's routes of rank begin to begin + 3.
-
-    The scales are asked for, and the lines of the first turns if begin is 0. Each 32 columns of the result, those of 64
-    rows, have a scale.
-    """
-    TURNS: tl.constexpr = HIDDEN // 256
-    INPUTS_AT: tl.constexpr = ROWS * 128
-    row, g, t, doubles, negatives = _lanes(tokens, ROWS)
-    routes, twice = _sides(same, rank, begin, ROUTES)
-    wanted = twice >= 0
-    asked = integers + (tl.where(wanted, twice // top_k, 0) * 2 + tl.arange(0, 8) // 4) * (HIDDEN // 4)
-    if begin > 0:
-        # No slot is still read in which something is asked for.
-        tl.debug_barrier()
-    for turn in tl.static_range(STAGES - 1):
-        if turn < TURNS:
-            if begin > 0:
-                _ask_lines(rows + turn * 32, stages + turn * LINES, ROWS, NEXT, HIDDEN)
-            _ask_integers(asked + turn * 64, wanted, stages + turn * LINES + INPUTS_AT)
-        close_group()
-    zero = tl.zeros((ROWS,), tl.float32)
-    sums = ((zero, zero), (zero, zero), (zero, zero), (zero, zero))
-    inputs = integers + (tl.maximum(_pick(twice, g, 8), 0) // top_k * 2 + g // 4) * (HIDDEN // 4) + t * 2
-    words = ()
-    bytes_of = ()
-    for i in tl.static_range(4):
-        at = _gate_up_rows(tile, row + 8 * i, INTERMEDIATE, ROWS, UP_FIRST)
-        words = words + (weights + at * (HIDDEN // 8) + t,)
-        bytes_of = bytes_of + (scales + at * (HIDDEN // 32),)
-    for turn in tl.range(0, TURNS, num_stages=1):
-        await_groups(STAGES - 2)
-        later = turn + STAGES - 1
-        if later < TURNS:
-            slots = stages + later % STAGES * LINES
-            _ask_lines(rows + later * 32, slots, ROWS, NEXT, HIDDEN)
-            _ask_integers(asked + later * 64, wanted, slots + INPUTS_AT)
-        close_group()
-        slots = stages + turn % STAGES * LINES
-        sums = _line_product(
-            sums,
-            _further(words, turn * 32),
-            _further(bytes_of, turn * 8),
-            inputs + turn * 64,
-            slots + row * 128 + g * 16 + t * 4,
-            codes + row * STRIDE + turn * 8,
-            slots + INPUTS_AT + g * 32 + t * 8,
-            doubles,
-            negatives,
-            ROWS,
-            STRIDE,
-        )
-    route = _pick(routes, _own(t), 4)
-    present = route >= 0
-    factor = 0.5 * tl.load(integer_scales + tl.maximum(route, 0) // top_k)
-    first = _gated(_merge(sums[0], t, ROWS) * factor, _merge(sums[1], t, ROWS) * factor, limit)
-    second = _gated(_merge(sums[2], t, ROWS) * factor, _merge(sums[3], t, ROWS) * factor, limit)
-    largest = tl.maximum(tl.abs(first), tl.abs(second)).reshape(ROWS // 64, 16, 4)
-    largest = tl.broadcast_to(tl.max(largest, 1)[:, None, :], (ROWS // 64, 16, 4)).reshape(ROWS)
-    scale = _integer_scale(largest)
-    lane = tl.arange(0, ROWS)
-    group = tile * (ROWS // 64) + lane // 64
-    tl.store(result_scales + route * (INTERMEDIATE // 32) + group, scale, mask=present & (lane % 64 < 4))
-    place = result + route * (2 * INTERMEDIATE) + tile * (ROWS // 2) + lane // 32 * 16 + g
-    for pair in tl.static_range(2):
-        upper, lower = _to_integers(second if pair else first, scale)
-        tl.store(place + pair * 8, upper, mask=present)
-        tl.store(place + pair * 8 + INTERMEDIATE, lower, mask=present)
-
-
-@triton.jit
-def _ask_down(turn, rows, scales, slots, INTERMEDIATE: tl.constexpr, ROWS: tl.constexpr):
-    """Ask for a turn's lines and codes of W: 256 columns of ROWS rows, all columns of a block before the next block."""
-    STEPS: tl.constexpr = INTERMEDIATE // 256
-    row = turn // STEPS * ROWS
-    step = turn % STEPS
-    _ask_lines(rows + row * (INTERMEDIATE // 8) + step * 32, slots, ROWS, INTERMEDIATE, 2 * INTERMEDIATE)
-    _ask_scales(scales + row * (INTERMEDIATE // 32) + step * 8, slots + ROWS * 128 + 2048, ROWS, 8, 8)
-
-
-@triton.jit
-def _integer_down(
-    integers,
-    integer_scales,
-    topk_weights,
-    weights,
-    scales,
-    products,
-    same,
-    rank,
-    begin,
-    rows,
-    codes,
-    base,
-    tokens,
-    HIDDEN: tl.constexpr,
-    INTERMEDIATE: tl.constexpr,
-    ROUTES: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    STAGES: tl.constexpr,
-    LINES: tl.constexpr,
-):
-    """BLOCKS blocks of ROWS rows of down for an expert's routes of rank begin to begin + 3, times their weights.
-
-    The lines and codes of the first turns are asked for if begin is 0.
-
-    Args:
-        weights, scales, products: of the program's first row.
-        rows, codes: pointers as _ask_down takes them.
-    """
-    STEPS: tl.constexpr = INTERMEDIATE // 256
-    TURNS: tl.constexpr = BLOCKS * STEPS
-    INPUTS_AT: tl.constexpr = ROWS * 128
-    CODES_AT: tl.constexpr = INPUTS_AT + 2048
-    GROUPS: tl.constexpr = INTERMEDIATE // 32
-    row, g, t, doubles, negatives = _lanes(tokens, ROWS)
-    routes, twice = _sides(same, rank, begin, ROUTES)
-    wanted = twice >= 0
-    asked = integers + (tl.where(wanted, twice, 0) * 2 + tl.arange(0, 8) // 4) * (INTERMEDIATE // 4)
-    if begin > 0:
-        # No slot is still read in which something is asked for.
-        tl.debug_barrier()
-    # All scales of the activations at once, four tokens' beside each other. What is absent has the first route's.
-    group = tl.minimum(tl.arange(0, triton.next_power_of_2(GROUPS)), GROUPS - 1)[:, None]
-    scaled = tl.where(routes >= 0, routes, tl.max(routes, 0))[None, :]
-    factor_slots = base + STAGES * LINES
-    ask(integer_scales + scaled * GROUPS + group, factor_slots + group * 16 + tl.arange(0, 4)[None, :] * 4, 4)
-    for turn in tl.static_range(STAGES - 1):
-        if turn < TURNS:
-            if begin > 0:
-                _ask_down(turn, rows, codes, base + turn * LINES, INTERMEDIATE, ROWS)
-            _ask_integers(asked + turn % STEPS * 64, wanted, base + turn * LINES + INPUTS_AT)
-        close_group()
-    inputs = integers + (tl.maximum(_pick(twice, g, 8), 0) * 2 + g // 4) * (INTERMEDIATE // 4) + t * 2
-    factors = ()
-    for second in tl.static_range(2):
-        factors = factors + (integer_scales + tl.maximum(_pick(routes, t * 2 % 4 + second, 4), 0) * GROUPS,)
-    words = ()
-    bytes_of = ()
-    for i in tl.static_range(4):
-        words = words + (weights + (row + 8 * i) * (INTERMEDIATE // 8) + t,)
-        bytes_of = bytes_of + (scales + (row + 8 * i) * GROUPS,)
-    route = _pick(routes, _own(t), 4)
-    present = route >= 0
-    weight = 0.5 * tl.load(topk_weights + route, mask=present, other=0.0)
-    result = products + route * HIDDEN + row
-    zero = tl.zeros((ROWS,), tl.float32)
-    sums = ((zero, zero), (zero, zero), (zero, zero), (zero, zero))
-    # One loop over blocks and columns: what is asked for runs ahead from a block into the next.
-    for turn in tl.range(0, TURNS, num_stages=1):
-        await_groups(STAGES - 2)
-        later = turn + STAGES - 1
-        if later < TURNS:
-            slots = base + later % STAGES * LINES
-            _ask_down(later, rows, codes, slots, INTERMEDIATE, ROWS)
-            _ask_integers(asked + later % STEPS * 64, wanted, slots + INPUTS_AT)
-        close_group()
-        slots = base + turn % STAGES * LINES
-        block = turn // STEPS * ROWS
-        step = turn % STEPS
-        sums = _line_product(
-            sums,
-            _further(words, block * (INTERMEDIATE // 8) + step * 32),
-            _further(bytes_of, block * GROUPS + step * 8),
-            inputs + step * 64,
-            slots + row * 128 + g * 16 + t * 4,
-            slots + CODES_AT + row * 8,
-            slots + INPUTS_AT + g * 32 + t * 8,
-            doubles,
-            negatives,
-            ROWS,
-            8,
-            _further(factors, step * 8),
-            factor_slots + step * 128 + t % 2 * 8,
-        )
-        if step == STEPS - 1:
-            for i in tl.static_range(4):
-                tl.store(result + block + 8 * i, _merge(sums[i], t, ROWS) * weight, mask=present)
-            sums = ((zero, zero), (zero, zero), (zero, zero), (zero, zero))
-
-
-@triton.jit
-def _input_pointers(x, row, depth, DEPTH: tl.constexpr, FP8: tl.constexpr):
-    """Pointers to rows of x [*, depth] bf16: the first of int32 pairs, or, with FP8, the first DEPTH values."""
-    # What is absent reads what is there: no further lines.
-    row = tl.where(row >= 0, row, tl.max(row, 0))
-    if FP8:
-        pointers = x.to(tl.pointer_type(tl.bfloat16)) + row[:, None] * depth + tl.arange(0, DEPTH)[None, :]
-    else:
-        pointers = x + row * (depth // 2)
-    return pointers
 
 
 @triton.jit
@@ -787,7 +143,7 @@ def _gate_up_kernel(
     BYTES: tl.constexpr = max(ROUTED_BYTES, SHARED_BYTES)
     base = ring(BYTES)
     program = tl.program_id(0)
-    row = _gate_up_rows(program, tl.arange(0, SHARED_ROWS), INTERMEDIATE, SHARED_ROWS, False)
+    row = gate_up_rows(program, tl.arange(0, SHARED_ROWS), INTERMEDIATE, SHARED_ROWS, False)
     eight = tl.arange(0, 8)
     result = activations.to(tl.pointer_type(tl.bfloat16))
     if program < shared_programs:
@@ -797,29 +153,24 @@ def _gate_up_kernel(
                 prefetch_l2(shared_w13 + row * (HIDDEN // 4) + block * 32)
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
-        weights = shared_w13 + row * (HIDDEN // 4)
-        scales = shared_scale + row // 128 * (HIDDEN // 128)
-        column = program * (SHARED_ROWS // 2) + tl.arange(0, SHARED_ROWS // 2)
-        for begin in range(0, tokens, SHARED_TOKENS):
-            acc = _fp8_tile(
-                base,
-                shared_w13 + (program * (SHARED_ROWS // 2) + eight) * (HIDDEN // 4),
-                weights,
-                scales,
-                x,
-                begin,
-                tokens,
-                HIDDEN,
-                SHARED_ROWS,
-                SHARED_TOKENS,
-                INTERMEDIATE * (HIDDEN // 4),
-                8 * (HIDDEN // 4),
-                BYTES,
-            )
-            value = _swiglu(acc, limit, SHARED_ROWS, SHARED_TOKENS)
-            token = begin + tl.arange(0, SHARED_TOKENS)
-            place = (routes + token)[None, :] * INTERMEDIATE + column[:, None]
-            tl.store(result + place, to_bf16(value), mask=(token < tokens)[None, :])
+        shared_gate_up(
+            x,
+            shared_w13,
+            shared_scale,
+            result,
+            program,
+            row,
+            eight,
+            base,
+            routes,
+            tokens,
+            limit,
+            HIDDEN,
+            INTERMEDIATE,
+            SHARED_ROWS,
+            SHARED_TOKENS,
+            BYTES,
+        )
         if INTEGERS and PDL:
             _arrive(arrived + routes)
         return
@@ -829,8 +180,8 @@ def _gate_up_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     # With integers the launch before is the one that makes them, and the ids were complete before it began.
-    expert, first, same, rank = _first_route(ids, route, routes, ROUTES)
-    row = _gate_up_rows(tile, tl.arange(0, ROWS), INTERMEDIATE, ROWS, UP_FIRST)
+    expert, first, same, rank = first_route(ids, route, routes, ROUTES)
+    row = gate_up_rows(tile, tl.arange(0, ROWS), INTERMEDIATE, ROWS, UP_FIRST)
     scales = w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // GROUP)) + row * (HIDDEN // GROUP)
     column = tile * (ROWS // 2) + tl.arange(0, ROWS // 2)
     factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
@@ -850,9 +201,9 @@ def _gate_up_kernel(
     if INTEGERS:
         codes = base + STAGES * LINES
         if first:
-            _ask_scales(scales, codes, ROWS, SCALES, STRIDE)
+            ask_scales(scales, codes, ROWS, SCALES, STRIDE)
             for turn in tl.static_range(min(STAGES - 1, HIDDEN // 256)):
-                _ask_lines(rows + turn * 32, stages + turn * LINES, ROWS, NEXT, HIDDEN)
+                ask_lines(rows + turn * 32, stages + turn * LINES, ROWS, NEXT, HIDDEN)
         if PDL:
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
@@ -860,7 +211,7 @@ def _gate_up_kernel(
         return
     if INTEGERS:
         for begin in range(0, tl.sum(same.to(tl.int32)), 4):
-            _integer_gate_up(
+            integer_gate_up(
                 integers,
                 integer_scales,
                 w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 8)),
@@ -891,60 +242,35 @@ def _gate_up_kernel(
             _arrive(arrived + route)
         return
     for begin in range(0, tl.sum(same.to(tl.int32)), TOKENS):
-        member = _members(same, rank, begin, ROUTES, TOKENS, COLUMNS)
+        member = members(same, rank, begin, ROUTES, TOKENS, COLUMNS)
         present = member >= 0
-        inputs = _input_pointers(x, tl.where(present, member // top_k, -1), HIDDEN, DEPTH, FP8)
-        acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+        inputs = input_pointers(x, tl.where(present, member // top_k, -1), HIDDEN, DEPTH, FP8)
         if FP8:
-            for step in tl.range(0, HIDDEN // DEPTH, num_stages=STAGES):
-                acc = _scaled_product(
-                    acc,
-                    weights + step * (DEPTH // 2),
-                    scales + step * (DEPTH // 32),
-                    inputs + step * DEPTH,
-                    present,
-                    TOKENS,
-                    DEPTH,
-                )
+            acc = fp8_gate_up(weights, scales, inputs, present, HIDDEN, ROWS, COLUMNS, TOKENS, DEPTH, STAGES)
         else:
-            TURNS: tl.constexpr = HIDDEN // (128 * PARTS)
-            asked = _members(same, rank, begin, ROUTES, TOKENS, TOKENS)
-            wanted = asked >= 0
-            asked = x + tl.where(wanted, asked // top_k, 0) * (HIDDEN // 2)
-            # No slot is still read in which something is asked for.
-            tl.debug_barrier()
-            _ask_scales(scales, base, ROWS, SCALES, STRIDE)
-            for turn in tl.static_range(STAGES - 1):
-                if turn < TURNS:
-                    slots = stages + turn * STAGE
-                    _ask_rows(rows + turn * (16 * PARTS), slots, ROWS, PARTS, NEXT, HIDDEN)
-                    _ask_tokens(asked + turn * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
-                close_group()
-            for turn in tl.range(0, TURNS, num_stages=1):
-                await_groups(STAGES - 2)
-                later = turn + STAGES - 1
-                if later < TURNS:
-                    slots = stages + later % STAGES * STAGE
-                    _ask_rows(rows + later * (16 * PARTS), slots, ROWS, PARTS, NEXT, HIDDEN)
-                    _ask_tokens(asked + later * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
-                close_group()
-                slots = stages + turn % STAGES * STAGE
-                acc = _ring_product(
-                    acc,
-                    weights + turn * (16 * PARTS),
-                    scales + turn * (4 * PARTS * (32 // GROUP)),
-                    inputs + turn * (64 * PARTS),
-                    slots,
-                    base + turn * (4 * PARTS * (32 // GROUP)),
-                    slots + INPUTS_AT,
-                    GROUP,
-                    ROWS,
-                    COLUMNS,
-                    TOKENS,
-                    PARTS,
-                    STRIDE,
-                )
-        value = _swiglu(acc * factor, limit, ROWS, COLUMNS)
+            acc = bf16_gate_up(
+                weights,
+                scales,
+                inputs,
+                rows,
+                x,
+                members(same, rank, begin, ROUTES, TOKENS, TOKENS),
+                top_k,
+                base,
+                stages,
+                GROUP,
+                HIDDEN,
+                ROWS,
+                COLUMNS,
+                TOKENS,
+                PARTS,
+                STAGES,
+                STRIDE,
+                STAGE,
+                INPUTS_AT,
+                NEXT,
+            )
+        value = swiglu(acc * factor, limit, ROWS, COLUMNS)
         place = member[None, :] * INTERMEDIATE + column[:, None]
         tl.store(result + place, to_bf16(value), mask=present[None, :])
 
@@ -1018,37 +344,31 @@ def _down_kernel(
             else:
                 tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
-        inputs = activations + routes * (INTERMEDIATE // 2)
-        for begin in range(0, tokens, SHARED_TOKENS):
-            token = begin + tl.arange(0, SHARED_TOKENS)
-            for block in tl.range(0, BLOCKS, num_stages=1):
-                row = first_row + block * SHARED_ROWS
-                weights = shared_w2 + row * (INTERMEDIATE // 4)
-                scales = shared_scale + row // 128 * (INTERMEDIATE // 128)
-                acc = _fp8_tile(
-                    base,
-                    shared_w2 + ((program * BLOCKS + block) * SHARED_ROWS + eight) * (INTERMEDIATE // 4),
-                    weights,
-                    scales,
-                    inputs,
-                    begin,
-                    tokens,
-                    INTERMEDIATE,
-                    SHARED_ROWS,
-                    SHARED_TOKENS,
-                    8 * (INTERMEDIATE // 4),
-                    16 * (INTERMEDIATE // 4),
-                    BYTES,
-                )
-                place = (routes + token)[None, :] * HIDDEN + row[:, None]
-                tl.store(products + place, acc, mask=(token < tokens)[None, :])
+        shared_down(
+            activations,
+            shared_w2,
+            shared_scale,
+            products,
+            program,
+            first_row,
+            eight,
+            base,
+            routes,
+            tokens,
+            HIDDEN,
+            INTERMEDIATE,
+            BLOCKS,
+            SHARED_ROWS,
+            SHARED_TOKENS,
+            BYTES,
+        )
         if BESIDE:
             tl.extra.cuda.gdc_wait()
         return
     tile = (program - shared_programs) % TILES
     route = (program - shared_programs) // TILES
     # The ids were complete before the programs of gate and up went on, whose activations are what must be waited for.
-    expert, first, same, rank = _first_route(ids, route, routes, ROUTES)
+    expert, first, same, rank = first_route(ids, route, routes, ROUTES)
     row = tile * (BLOCKS * ROWS) + tl.arange(0, ROWS)
     if not FP8:
         STEPS: tl.constexpr = INTERMEDIATE // (128 * PARTS)
@@ -1061,13 +381,12 @@ def _down_kernel(
             # Weights do not depend on the launch before.
             if INTEGERS:
                 for turn in tl.static_range(min(STAGES - 1, BLOCKS * (INTERMEDIATE // 256))):
-                    _ask_down(turn, rows, scales, base + turn * LINES, INTERMEDIATE, ROWS)
+                    ask_integer_down(turn, rows, scales, base + turn * LINES, INTERMEDIATE, ROWS)
             else:
                 for turn in tl.static_range(min(STAGES - 1, TURNS)):
-                    words = turn // STEPS * (ROWS * (INTERMEDIATE // 8)) + turn % STEPS * (16 * PARTS)
-                    codes = turn // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + turn % STEPS * SCALES
-                    _ask_rows(rows + words, base + turn * STAGE, ROWS, PARTS, INTERMEDIATE, 2 * INTERMEDIATE)
-                    _ask_scales(scales + codes, base + turn * STAGE + SCALES_AT, ROWS, SCALES, SCALES)
+                    ask_bf16_down(
+                        turn, rows, scales, base + turn * STAGE, GROUP, INTERMEDIATE, ROWS, PARTS, SCALES, SCALES_AT
+                    )
     if PDL:
         if not BESIDE:
             tl.extra.cuda.gdc_wait()
@@ -1081,7 +400,7 @@ def _down_kernel(
     if INTEGERS:
         begin_row = expert * HIDDEN + tile * (BLOCKS * ROWS)
         for begin in range(0, tl.sum(same.to(tl.int32)), 4):
-            _integer_down(
+            integer_down(
                 activations,
                 activation_scales.to(tl.pointer_type(tl.int32)),
                 topk_weights,
@@ -1113,78 +432,55 @@ def _down_kernel(
         w2 += expert * (HIDDEN * (INTERMEDIATE // 2))
         w2_scale += expert * (HIDDEN * (INTERMEDIATE // GROUP))
     for begin in range(0, tl.sum(same.to(tl.int32)), TOKENS):
-        member = _members(same, rank, begin, ROUTES, TOKENS, COLUMNS)
+        member = members(same, rank, begin, ROUTES, TOKENS, COLUMNS)
         present = member >= 0
         weight = tl.load(topk_weights + member, mask=present, other=0.0) * factor
-        inputs = _input_pointers(activations, member, INTERMEDIATE, DEPTH, FP8)
+        inputs = input_pointers(activations, member, INTERMEDIATE, DEPTH, FP8)
         if FP8:
-            for block in tl.range(0, BLOCKS, num_stages=STAGES):
-                block_row = row + block * ROWS
-                acc = tl.zeros((ROWS, TOKENS), tl.float32)
-                for step in tl.static_range(INTERMEDIATE // DEPTH):
-                    half = step * (DEPTH // 2) + tl.arange(0, DEPTH // 2)
-                    group = step * (DEPTH // 32) + tl.arange(0, DEPTH // 32)
-                    acc = _scaled_product(
-                        acc,
-                        w2 + block_row[:, None] * (INTERMEDIATE // 2) + half[None, :],
-                        w2_scale + block_row[:, None] * (INTERMEDIATE // 32) + group[None, :],
-                        inputs + step * DEPTH,
-                        present,
-                        TOKENS,
-                        DEPTH,
-                    )
-                place = member[None, :] * HIDDEN + block_row[:, None]
-                tl.store(products + place, acc * weight[None, :], mask=present[None, :])
+            fp8_down(
+                w2,
+                w2_scale,
+                inputs,
+                products,
+                member,
+                weight,
+                row,
+                HIDDEN,
+                INTERMEDIATE,
+                ROWS,
+                BLOCKS,
+                TOKENS,
+                DEPTH,
+                STAGES,
+            )
         else:
-            asked = _members(same, rank, begin, ROUTES, TOKENS, TOKENS)
-            wanted = asked >= 0
-            asked = activations + tl.where(wanted, asked, 0) * (INTERMEDIATE // 2)
-            if begin > 0:
-                # No slot is still read in which something is asked for.
-                tl.debug_barrier()
-            for turn in tl.static_range(STAGES - 1):
-                if turn < TURNS:
-                    slots = base + turn * STAGE
-                    if begin > 0:
-                        words = turn // STEPS * (ROWS * (INTERMEDIATE // 8)) + turn % STEPS * (16 * PARTS)
-                        codes = turn // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + turn % STEPS * SCALES
-                        _ask_rows(rows + words, slots, ROWS, PARTS, INTERMEDIATE, 2 * INTERMEDIATE)
-                        _ask_scales(scales + codes, slots + SCALES_AT, ROWS, SCALES, SCALES)
-                    _ask_tokens(asked + turn % STEPS * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
-                close_group()
-            acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-            # One loop over blocks and columns: what is asked for runs ahead from a block into the next.
-            for turn in tl.range(0, TURNS, num_stages=1):
-                await_groups(STAGES - 2)
-                later = turn + STAGES - 1
-                if later < TURNS:
-                    slots = base + later % STAGES * STAGE
-                    words = later // STEPS * (ROWS * (INTERMEDIATE // 8)) + later % STEPS * (16 * PARTS)
-                    codes = later // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + later % STEPS * SCALES
-                    _ask_rows(rows + words, slots, ROWS, PARTS, INTERMEDIATE, 2 * INTERMEDIATE)
-                    _ask_scales(scales + codes, slots + SCALES_AT, ROWS, SCALES, SCALES)
-                    _ask_tokens(asked + later % STEPS * (64 * PARTS), wanted, slots + INPUTS_AT, TOKENS, PARTS, 4)
-                close_group()
-                slots = base + turn % STAGES * STAGE
-                acc = _ring_product(
-                    acc,
-                    weights + turn // STEPS * (ROWS * (INTERMEDIATE // 8)) + turn % STEPS * (16 * PARTS),
-                    scales + turn // STEPS * (ROWS * (INTERMEDIATE // GROUP)) + turn % STEPS * SCALES,
-                    inputs + turn % STEPS * (64 * PARTS),
-                    slots,
-                    slots + SCALES_AT,
-                    slots + INPUTS_AT,
-                    GROUP,
-                    ROWS,
-                    COLUMNS,
-                    TOKENS,
-                    PARTS,
-                    SCALES,
-                )
-                if turn % STEPS == STEPS - 1:
-                    place = member[None, :] * HIDDEN + (row + turn // STEPS * ROWS)[:, None]
-                    tl.store(products + place, acc * weight[None, :], mask=present[None, :])
-                    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+            bf16_down(
+                activations,
+                weights,
+                scales,
+                inputs,
+                products,
+                member,
+                members(same, rank, begin, ROUTES, TOKENS, TOKENS),
+                weight,
+                row,
+                rows,
+                begin,
+                base,
+                GROUP,
+                HIDDEN,
+                INTERMEDIATE,
+                ROWS,
+                COLUMNS,
+                BLOCKS,
+                TOKENS,
+                PARTS,
+                STAGES,
+                STAGE,
+                SCALES,
+                SCALES_AT,
+                INPUTS_AT,
+            )
     if BESIDE:
         tl.extra.cuda.gdc_wait()
 
