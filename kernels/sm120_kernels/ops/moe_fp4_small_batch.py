@@ -184,9 +184,6 @@ def _gate_up_kernel(
     row = gate_up_rows(tile, tl.arange(0, ROWS), INTERMEDIATE, ROWS, UP_FIRST)
     scales = w13_scale + expert * (2 * INTERMEDIATE * (HIDDEN // GROUP)) + row * (HIDDEN // GROUP)
     column = tile * (ROWS // 2) + tl.arange(0, ROWS // 2)
-    factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
-    if GROUP == 16:
-        factor *= tl.load(w13_global + expert)
     if FP8:
         weights = w13 + expert * (2 * INTERMEDIATE * (HIDDEN // 2)) + row[:, None] * (HIDDEN // 2)
         weights += tl.arange(0, DEPTH // 2)[None, :]
@@ -241,6 +238,9 @@ def _gate_up_kernel(
         if PDL:
             _arrive(arrived + route)
         return
+    factor = FP8_SUM_FACTOR if FP8 else SUM_FACTOR
+    if GROUP == 16:
+        factor *= tl.load(w13_global + expert)
     for begin in range(0, tl.sum(same.to(tl.int32)), TOKENS):
         member = members(same, rank, begin, ROUTES, TOKENS, COLUMNS)
         present = member >= 0
