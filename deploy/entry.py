@@ -72,7 +72,18 @@ def _first_word() -> str:
 
 def run(app: "typer.Typer") -> None:
     """Run verbs; whatever a person can mend becomes a message and an exit code, never a traceback."""
+    try:
+        _run(app)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            # Typer met the closed pipe first, or Rich on the way to a message.
+            for stream in (sys.stdout, sys.stderr):
+                _drop_output(stream)
+            sys.exit(PIPE_CLOSED)
+        raise
 
+
+def _run(app: "typer.Typer") -> None:
     from deploy import render
     from deploy.command_line import console
     from deploy.errors import DeployError
@@ -113,10 +124,6 @@ def run(app: "typer.Typer") -> None:
         err.print("interrupted")
         sys.exit(INTERRUPTED)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):
-            # Typer met the closed pipe first.
-            _drop_output()
-            sys.exit(PIPE_CLOSED)
         if end.code == INTERRUPTED:
             err.print("interrupted")
         raise
@@ -155,9 +162,9 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _drop_output() -> None:
+def _drop_output(stream: IO[str] | None = None) -> None:
     """Keep the interpreter from trying to write the rest at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
 
 def _nothing(mode: str) -> IO[str]:

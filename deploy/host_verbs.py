@@ -137,9 +137,7 @@ def init_verb(
     env_file: Annotated[
         Path | None, typer.Option("--env-file", metavar="FILE", dir_okay=False, help="Also write this.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be written or refused; write nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written; write nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace files without asking.")] = False,
     as_json: JsonOption = False,
     saved: SavedOption = None,

@@ -12,6 +12,7 @@ def locked_image(root: Path, lock: Lock) -> ImageLock:
 
     Args:
         root: the checkout.
+        lock: its deploy.lock.
 
     Raises:
         DeployError: the lock has none, or that of other files.

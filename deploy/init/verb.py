@@ -103,10 +103,14 @@ def write(files: Mapping[Path, str], *, dry_run: bool, yes: bool) -> None:
     """Write files, each whole or not at all; ask before replacing another one, and write none before the last answer.
 
     Raises:
-        DeployError: a file differs and nobody is there to ask.
+        DeployError: a file differs and nobody is there to ask, or it changed while somebody was asked.
         WrongInput: a file is no text.
     """
-    agreed = [path for path, content in files.items() if _agreed(path, content, dry_run=dry_run, yes=yes)]
+    before = {path: _text(path) for path in files}
+    agreed = [path for path in files if _agreed(path, before[path], files[path], dry_run=dry_run, yes=yes)]
+    for path in agreed:
+        if _text(path) != before[path]:
+            raise DeployError(f"{path} has changed since it was shown", "nothing was written", _again())
     write_all({_target(path): (files[path], _mode(path)) for path in agreed})
     for path in agreed:
         typer.echo(f"wrote {path}", err=True)
@@ -137,12 +141,16 @@ def _require_place(file: Path) -> None:
     )
 
 
-def _agreed(path: Path, content: str, *, dry_run: bool, yes: bool) -> bool:
-    """Show what would change, and ask if nobody has agreed yet."""
+def _text(path: Path) -> str | None:
+    """What the file holds; None without one."""
     try:
-        old = path.read_text() if path.exists() else None
+        return path.read_text() if path.exists() else None
     except UnicodeDecodeError as error:
         raise WrongInput(f"{path} is no text in UTF-8", str(error), "name another file") from error
+
+
+def _agreed(path: Path, old: str | None, content: str, *, dry_run: bool, yes: bool) -> bool:
+    """Show what would change, and ask if nobody has agreed yet."""
     if old == content:
         typer.echo(f"{path} already says this", err=True)
         return False
@@ -154,16 +162,34 @@ def _agreed(path: Path, content: str, *, dry_run: bool, yes: bool) -> bool:
     typer.echo(difference, nl=False)
     if dry_run:
         return False
-    if old is not None and not yes:
-        if not sys.stdin.isatty():
-            again = shlex.join(["deploy", *sys.argv[1:], "--yes"])
-            raise DeployError(f"{path} is there and differs", "it is not replaced without asking", again)
-        typer.echo(f"Replace {path}? [y/N]: ", nl=False, err=True)
-        # Not Typer's `confirm`, to which Ctrl-C is the same as the end of the input.
-        if input().strip().lower() not in ("y", "yes"):
-            typer.echo(f"{path} stays as it is", err=True)
-            return False
+    if old is not None and not yes and not _said_yes(path):
+        typer.echo(f"{path} stays as it is", err=True)
+        return False
     return True
+
+
+def _said_yes(path: Path) -> bool:
+    nobody = DeployError(f"{path} is there and differs", "it is not replaced without asking", _again("--yes"))
+    if not sys.stdin.isatty():
+        raise nobody
+    typer.echo(f"Replace {path}? [y/N]: ", nl=False, err=True)
+    try:
+        # Not Typer's `confirm`, to which Ctrl-C is the same as the end of the input.
+        return input().strip().lower() in ("y", "yes")
+    except UnicodeDecodeError:
+        return False
+    except EOFError:
+        raise nobody from None
+
+
+def _again(*options: str) -> str:
+    """This command once more, with what it took from the shell."""
+    taken = [
+        f"{name}={shlex.quote(os.environ[name])} " for name in ("DEPLOY_SPEC", "DEPLOY_STATE") if name in os.environ
+    ]
+    words = sys.argv[1:]
+    verb = words.index("init") + 1 if "init" in words else 0
+    return "".join(taken) + shlex.join(["deploy", *words[:verb], *options, *words[verb:]])
 
 
 def _umask() -> int:

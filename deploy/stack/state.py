@@ -193,6 +193,8 @@ def write(file: Path, content: str | bytes, mode: int = 0o644) -> None:
 def write_all(files: Mapping[Path, tuple[str | bytes, int]]) -> None:
     """Replace files, each in one step, and none before the disk has the content of all.
 
+    Should one refuse to be replaced after others were, they get back what they held. Owners stay.
+
     Args:
         files: content and mode of each.
     """
@@ -208,12 +210,31 @@ def write_all(files: Mapping[Path, tuple[str | bytes, int]]) -> None:
                     stream.flush()
                     os.fsync(stream.fileno())
                 temporary[file].chmod(mode)
-        for file, written in temporary.items():
-            with _errors_name(file):
-                written.replace(file)
+                with suppress(FileNotFoundError, PermissionError):
+                    owner = file.stat()
+                    os.chown(name, owner.st_uid, owner.st_gid)
+        _replace_all(temporary)
     finally:
         for written in temporary.values():
             written.unlink(missing_ok=True)
+
+
+def _replace_all(temporary: Mapping[Path, Path]) -> None:
+    held = {file: file.read_bytes() if file.exists() else None for file in list(temporary)[:-1]}
+    replaced: list[Path] = []
+    try:
+        for file, written in temporary.items():
+            with _errors_name(file):
+                written.replace(file)
+            replaced.append(file)
+    except BaseException:
+        for file in replaced:
+            content = held[file]
+            if content is None:
+                file.unlink()
+            else:
+                write(file, content, file.stat().st_mode & 0o777)
+        raise
 
 
 @contextmanager

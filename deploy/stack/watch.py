@@ -240,8 +240,7 @@ def look(stack: Stack, memory: Memory) -> list[Seen]:
     except DeployError:
         view = None
     with ThreadPoolExecutor(max(len(states), 1)) as pool:
-        looks = [pool.submit(_seen, stack, state, view, memory) for state in states]
-        return [look.result() for look in looks]
+        return list(pool.map(lambda state: _seen(stack, state, view, memory), states))
 
 
 def _seen(stack: Stack, state: RoleState, view: gate.View | None, memory: Memory) -> Seen:

@@ -77,6 +77,14 @@ def test_a_reader_that_has_gone_is_no_failure_to_speak_of(arguments: list[str]) 
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_a_reader_of_errors_that_has_gone_is_none_either() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run([DEPLOY, "gap", "--measured", "/none"], stdout=subprocess.PIPE, stderr=writes, env=PLAIN)
+    os.close(writes)
+    assert (done.returncode, done.stdout) == (141, b"")
+
+
 def test_a_file_nested_thousands_deep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text("[" * 200_000)
     refused(deploy("gap", "--trace", str(tmp_path / "deep.json")), 1, "nested too deeply")

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import termios
+from contextlib import suppress
 from pathlib import Path
 
 import lookalike
@@ -462,14 +463,48 @@ def test_the_command_that_replaces_without_asking_has_the_same_options(
     done = CliRunner().invoke(app, command)
     assert isinstance(done.exception, DeployError)
     words = shlex.split(done.exception.fix)
-    assert words == ["deploy", *command, "--yes"]
+    assert words == ["deploy", "init", "--yes", *command[1:]]
     assert CliRunner().invoke(app, words[1:]).exit_code == 0
     assert spec.read_text() != 'profile = "cpu"\n'
 
 
+def test_the_command_that_replaces_names_the_spec_that_the_shell_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (spec := tmp_path / "my spec.toml").write_text('profile = "cpu"\n')
+    monkeypatch.setenv("DEPLOY_SPEC", str(spec))
+    command = ["init", "--host-report", str(saved(tmp_path)), "--"]
+    monkeypatch.setattr(sys, "argv", ["deploy", *command])
+    done = CliRunner().invoke(app, command)
+    assert isinstance(done.exception, DeployError)
+    first, *words = shlex.split(done.exception.fix)
+    assert (first, words) == (f"DEPLOY_SPEC={spec}", ["deploy", "init", "--yes", *command[1:]])
+
+
+def test_what_a_person_saved_while_being_asked_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file := tmp_path / "deploy.toml").write_text("shown\n")
+
+    def answer() -> str:
+        file.write_text("saved meanwhile\n")
+        return "y"
+
+    monkeypatch.setattr("builtins.input", answer)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    with pytest.raises(DeployError, match="has changed since it was shown"):
+        write({file: "new\n"}, dry_run=False, yes=False)
+    assert file.read_text() == "saved meanwhile\n"
+
+
 @pytest.mark.parametrize(
     ("typed", "code", "replaced"),
-    [("\x03", 130, False), ("\x04", 1, False), ("\n", 0, False), ("n\n", 0, False), ("Yes\n", 0, True)],
+    [
+        ("\x03", 130, False),
+        ("\x04", 1, False),
+        ("\n", 0, False),
+        ("n\n", 0, False),
+        ("\udcff\n", 0, False),
+        ("Yes\n", 0, True),
+    ],
 )
 def test_a_file_is_replaced_only_after_a_yes(tmp_path: Path, typed: str, code: int, replaced: bool) -> None:
     (spec := tmp_path / "deploy.toml").write_text('profile = "cpu"\n')
@@ -488,7 +523,13 @@ def test_a_file_is_replaced_only_after_a_yes(tmp_path: Path, typed: str, code: i
         assert begun.stderr
         while "[y/N]" not in said:
             said += begun.stderr.read(1)
-        os.write(ours, typed.encode())
+        os.write(ours, typed.encode(errors="surrogateescape"))
+        if typed == "\x03":
+            # Python can miss a signal right before it begins to wait for the answer; a person presses the keys again.
+            with suppress(subprocess.TimeoutExpired):
+                begun.wait(10)
+            if begun.poll() is None:
+                os.write(ours, typed.encode())
         said += begun.stderr.read()
     for end in (ours, theirs):
         os.close(end)

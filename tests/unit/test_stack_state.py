@@ -10,7 +10,7 @@ from deploy.host.docker_facts import DockerFacts
 from deploy.lock.model import LockedFile, ModelLock
 from deploy.model.check import check_folder
 from deploy.stack import cleanup, docker_engine, generations, journal
-from deploy.stack.state import LockHeld, NoStateFolder, State, copy_secret, read_keys, write
+from deploy.stack.state import LockHeld, NoStateFolder, State, copy_secret, read_keys, write, write_all
 
 HOLD = """
 import sys
@@ -75,6 +75,16 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         write(file, "new \ud800")
     assert file.read_text() == "old"
     assert list(file.parent.iterdir()) == [file]
+
+
+def test_of_two_files_none_is_replaced_where_one_refuses(tmp_path: Path) -> None:
+    (kept := tmp_path / "kept").write_text("old")
+    (refusing := tmp_path / "refusing").mkdir()
+    with pytest.raises(OSError) as caught:
+        write_all({tmp_path / "absent": ("new", 0o600), kept: ("new", 0o600), refusing: ("new", 0o600)})
+    assert caught.value.filename == str(refusing)
+    assert kept.read_text() == "old"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["kept", "refusing"]
 
 
 def test_the_containers_copy_of_a_secret_is_readable_only_through_its_mount(tmp_path: Path) -> None:
