@@ -239,8 +239,12 @@ def look(stack: Stack, memory: Memory) -> list[Seen]:
         view = gate.view(stack)
     except DeployError:
         view = None
+
+    def one(state: RoleState) -> Seen:
+        return _seen(stack, state, view, memory)
+
     with ThreadPoolExecutor(max(len(states), 1)) as pool:
-        return list(pool.map(lambda state: _seen(stack, state, view, memory), states))
+        return list(pool.map(one, states))
 
 
 def _seen(stack: Stack, state: RoleState, view: gate.View | None, memory: Memory) -> Seen:
