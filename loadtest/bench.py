@@ -24,7 +24,7 @@ from loadtest.api import Api
 from loadtest.errors import BenchError, NoResult
 from loadtest.locked import Locks, differences, is_locked, read_locks
 from loadtest.metrics import Metrics, Slo, measure, timeline
-from loadtest.plain import mapping
+from loadtest.plain import mapping, parse, text_of
 from loadtest.result import (
     AccountResult,
     EngineStatistics,
@@ -180,7 +180,7 @@ def load(path: Path) -> Result:
     file = path / "result.json" if path.is_dir() else path
     fix = "name the folder of a run: deploy bench -c 1,16 makes one"
     try:
-        data: Any = json.loads(file.read_text(encoding="utf-8"))
+        data = parse(text_of(file))
     except OSError as error:
         raise NoResult(f"cannot read {file}", error.strerror or str(error), fix) from None
     except ValueError as error:
@@ -195,7 +195,9 @@ def load(path: Path) -> Result:
 
 
 def load_all(folder: Path) -> tuple[list[Result], list[Path]]:
-    """Results of all runs in a folder by date, and the files that are none."""
+    """Results of all runs in a folder by date, and the files that are none. Raises NoResult without a folder."""
+    if not folder.is_dir():
+        raise NoResult(f"there is no folder {folder}", "runs are kept in one", "deploy bench -c 1,16 makes one")
     results: list[Result] = []
     broken: list[Path] = []
     for file in sorted(folder.glob("*/result.json")):
@@ -207,6 +209,10 @@ def load_all(folder: Path) -> tuple[list[Result], list[Path]]:
 
 
 def _check(settings: Settings) -> None:
+    try:
+        (settings.label or "").encode()
+    except UnicodeEncodeError:
+        raise BenchError("the label is no text in UTF-8") from None
     if settings.duration <= 0 or settings.repetitions < 1 or settings.processes < 1:
         raise BenchError("duration, repetitions and processes must be positive")
     if any(users < 1 for users in settings.users) or any(rate <= 0 for rate in settings.rates):

@@ -314,7 +314,10 @@ def history(
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """All runs in a folder, oldest first."""
-    results, broken = benchmark.load_all(out)
+    try:
+        results, broken = benchmark.load_all(out)
+    except BenchError as error:
+        _fail(error)
     if as_json:
         sys.stdout.write(json.dumps([result.model_dump(mode="json", by_alias=True) for result in results]) + "\n")
     else:

@@ -77,13 +77,14 @@ def _valid(result: Result) -> dict[str, list[LevelResult]]:
 def _level(name: str, a: list[LevelResult], b: list[LevelResult]) -> list[Ratio]:
     found: list[Ratio] = []
     sides = [[level.metrics for level in side if level.metrics is not None] for side in (a, b)]
-    throughput = [[m.output_throughput for m in side] for side in sides]
+    throughput = [[m.output_throughput for m in side if m.output_throughput > 0] for side in sides]
     over: Literal["repetitions", "batches", "single"] = "repetitions"
     if min(len(values) for values in throughput) < 2:
         batches = [[value for level in side for value in level.batches if value > 0] for side in (a, b)]
         over = "batches" if min(len(values) for values in batches) >= 2 else "single"
         throughput = batches if over == "batches" else throughput
-    found.append(_ratio(name, "output throughput", throughput[0], throughput[1], over, higher_is_better=True))
+    if throughput[0] and throughput[1]:
+        found.append(_ratio(name, "output throughput", throughput[0], throughput[1], over, higher_is_better=True))
     for figure, pick in (("TTFT p50", _ttft), ("TPOT mean", _tpot), ("E2E p50", _e2e)):
         values = [[value for m in side if (value := pick(m)) is not None and value > 0] for side in sides]
         if values[0] and values[1]:

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
+from deploy.validation import mistakes
 from loadtest.errors import BenchError, NoResult
 from loadtest.metrics import Metrics
-from loadtest.plain import mapping, sequence
+from loadtest.plain import mapping, parse, sequence, text_of
 from loadtest.result import Environment, LevelResult, Result, Window
 from loadtest.stats import Distribution
 from loadtest.validity import Finding
@@ -36,11 +39,11 @@ def read(path: Path) -> Result:
     """Reads a result file of another tool (JSON, or JSONL with one run a line). Raises NoResult."""
     fix = f"name a file that {', '.join(TOOLS[:-1])} or {TOOLS[-1]} wrote"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
         try:
-            documents = [mapping(json.loads(text))]
+            documents = [mapping(parse(text))]
         except ValueError:
-            documents = [mapping(json.loads(line)) for line in text.splitlines() if line.strip()]
+            documents = [mapping(parse(line)) for line in text.splitlines() if line.strip()]
     except OSError as error:
         raise NoResult(f"cannot read {path}", error.strerror or str(error), fix) from None
     except ValueError as error:
@@ -50,19 +53,22 @@ def read(path: Path) -> Result:
     if tool is None:
         raise NoResult(f"{path} is no result of a tool we know", "its fields fit none", fix)
     try:
-        levels = [_CONVERT[tool](document, path) for document in documents]
-    except (KeyError, TypeError, ValueError) as error:
-        raise NoResult(f"{path} lacks a field that {tool} writes", repr(error), fix) from None
-    return Result(
-        id=path.stem,
-        created="1970-01-01T00:00:00+00:00",
-        command=["import", path.name],
-        label=path.stem,
-        source=tool,
-        workload={"source": tool},
-        environment=Environment(url="-", model=_model(tool, documents[0])),
-        levels=levels,
-    )
+        result = Result(
+            id=path.stem,
+            created="1970-01-01T00:00:00+00:00",
+            command=["import", path.name],
+            label=path.stem,
+            source=tool,
+            workload={"source": tool},
+            environment=Environment(url="-", model=_model(tool, documents[0])),
+            levels=[_CONVERT[tool](document, path) for document in documents],
+        )
+        # What is not a number any more, JSON has no word for: it would not be read back.
+        return Result.model_validate_json(result.model_dump_json(by_alias=True))
+    except ValidationError as error:
+        raise NoResult(f"{path} has a field that {tool} writes otherwise", mistakes(error), fix) from None
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise NoResult(f"{path} lacks a field that {tool} writes, or has it otherwise", repr(error), fix) from None
 
 
 def _model(tool: str, document: dict[str, Any]) -> str:

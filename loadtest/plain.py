@@ -1,8 +1,27 @@
-"""Typed access to JSON whose shape is not known."""
+"""JSON whose shape is not known."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, cast
+
+
+def text_of(file: Path) -> str:
+    """What a file holds. Raises OSError, also for a pipe, which would be waited for; ValueError for no UTF-8."""
+    if file.exists() and not file.is_file():
+        raise OSError(0, "it is no regular file", str(file))
+    return file.read_text(encoding="utf-8")
+
+
+def parse(text: str) -> Any:
+    """A JSON document. Raises ValueError for what is none, or is one that cannot be written again."""
+    try:
+        data = json.loads(text)
+        json.dumps(data, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("brackets in brackets, thousands deep") from None
+    return data
 
 
 def mapping(value: object) -> dict[str, Any]:

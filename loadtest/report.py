@@ -267,8 +267,10 @@ def write(result: Result, folder: Path) -> tuple[Path, Path]:
     """Writes `report.md` and `report.html`; returns their paths. Raises BenchError."""
     paths = folder / "report.md", folder / "report.html"
     try:
-        paths[0].write_text(markdown(result), encoding="utf-8")
-        paths[1].write_text(html(result, figures(result, folder)), encoding="utf-8")
+        # Both before either is written: what fails leaves the reports that are there.
+        texts = markdown(result), html(result, figures(result, folder))
+        for path, text in zip(paths, texts, strict=True):
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BenchError(f"cannot write the report in {folder}", error.strerror or str(error), "") from None
     return paths

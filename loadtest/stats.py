@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -78,6 +79,11 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, student(len(values) - 1) * math.sqrt(variance / len(values)), len(values))
 
 
+def _exp(power: float) -> float:
+    """e to the power, the largest float instead of an overflow."""
+    return math.exp(power) if power < math.log(sys.float_info.max) else sys.float_info.max
+
+
 def ratio(new: Sequence[float], old: Sequence[float]) -> tuple[float, float | None, float | None]:
     """Ratio of the means new/old and its 95 % interval, None where either has one value only.
 
@@ -90,17 +96,17 @@ def ratio(new: Sequence[float], old: Sequence[float]) -> tuple[float, float | No
     means = [math.fsum(side) / len(side) for side in logs]
     centre = means[0] - means[1]
     if min(len(new), len(old)) < 2:
-        return math.exp(centre), None, None
+        return _exp(centre), None, None
     parts = [
         math.fsum((value - mean) ** 2 for value in side) / (len(side) - 1) / len(side)
         for side, mean in zip(logs, means, strict=True)
     ]
     error = math.fsum(parts)
     if error == 0:
-        return math.exp(centre), math.exp(centre), math.exp(centre)
+        return _exp(centre), _exp(centre), _exp(centre)
     freedom = error**2 / math.fsum(part**2 / (len(side) - 1) for part, side in zip(parts, logs, strict=True))
     half = student(freedom) * math.sqrt(error)
-    return math.exp(centre), math.exp(centre - half), math.exp(centre + half)
+    return _exp(centre), _exp(centre - half), _exp(centre + half)
 
 
 @lru_cache

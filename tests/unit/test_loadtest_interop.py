@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.errors import BenchError
+from loadtest.errors import BenchError, NoResult
 from loadtest.interop import read
 
 DATA = Path(__file__).with_name("data")
@@ -43,4 +43,24 @@ def test_a_unit_that_is_not_known_is_refused(tmp_path: Path) -> None:
     document = json.loads((DATA / "genai-bench-0.0.5.json").read_text()) | {"_time_unit": "fortnights"}
     (tmp_path / "odd.json").write_text(json.dumps(document))
     with pytest.raises(BenchError, match="lacks a field"):
+        read(tmp_path / "odd.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("aiperf-0.13.0.json", ("benchmark_duration", "avg"), 0),
+        ("aiperf-0.13.0.json", ("output_token_throughput", "avg"), float("nan")),
+        ("aiperf-0.13.0.json", ("request_count", "avg"), float("inf")),
+        ("aiperf-0.13.0.json", ("input_config", "endpoint"), {"model_names": ["\ud800"]}),
+        ("genai-bench-0.0.5.json", ("aggregated_metrics", "num_completed_requests"), float("inf")),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_imported(
+    tmp_path: Path, name: str, place: tuple[str, str], value: object
+) -> None:
+    document = json.loads((DATA / name).read_text())
+    document[place[0]][place[1]] = value
+    (tmp_path / "odd.json").write_text(json.dumps(document))
+    with pytest.raises(NoResult):
         read(tmp_path / "odd.json")

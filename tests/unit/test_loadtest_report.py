@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -179,14 +180,16 @@ def test_the_verbs(folder: Path, tmp_path: Path) -> None:
     assert again.exit_code == 0 and (folder / "report.html").exists()
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": "other/1"}', '{"schema": "dsv4-loadtest/1"}', "nope"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"schema": "other/1"}', '{"schema": "dsv4-loadtest/1"}', "nope", "[" * 100_000, '"\\ud800"']
+)
 def test_a_file_that_is_no_result_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "result.json").write_text(text)
     done = RUNNER.invoke(bench, ["compare", str(tmp_path), str(tmp_path)])
     assert (done.exit_code, "error:" in done.stderr, "fix:" in done.stderr) == (2, True, True), done.stderr
 
 
-@pytest.mark.parametrize("hostile", ["[red][/nope]", "[/]", "\x1b[31mred", "\x9b31m", ":skull:", "a\nb\rc", "\ud800"])
+@pytest.mark.parametrize("hostile", ["[red][/nope]", "[/]", "\x1b[31mred", "\x9b31m", ":skull:", "a\nb\rc"])
 def test_what_a_result_says_is_neither_markup_nor_a_command_to_the_terminal(
     tmp_path: Path, folder: Path, hostile: str
 ) -> None:
@@ -216,6 +219,31 @@ def test_what_a_result_says_is_neither_markup_nor_a_command_to_the_terminal(
     refused = RUNNER.invoke(bench, ["compare", str(run), str(run)])
     assert (refused.exit_code, printable(hostile) in refused.stderr) == (2, True)
     assert all(character.isprintable() or character == "\n" for character in refused.stderr)
+
+
+def test_what_cannot_be_read_is_skipped_in_the_history_and_no_folder_is_an_error(folder: Path, tmp_path: Path) -> None:
+    for name, content in (("deep", "[" * 100_000), ("half", '"\\ud800"')):
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "result.json").write_text(content)
+    (tmp_path / "runs" / "pipe").mkdir()
+    os.mkfifo(tmp_path / "runs" / "pipe" / "result.json")
+    listed = RUNNER.invoke(bench, ["history", "--out", str(tmp_path / "runs"), "--json"])
+    assert [entry["id"] for entry in json.loads(listed.stdout)] == ["a"]
+    assert listed.stderr.count("not a result") == 3
+    missing = RUNNER.invoke(bench, ["history", "--out", str(tmp_path / "nope")])
+    assert (missing.exit_code, "fix:" in missing.stderr) == (2, True)
+
+
+def test_a_run_without_throughput_is_compared_in_what_it_has(folder: Path, tmp_path: Path) -> None:
+    data = json.loads((folder / "result.json").read_text())
+    for one in data["levels"]:
+        one["batches"] = []
+        if one["metrics"]:
+            one["metrics"]["output_throughput"] = 0.0
+    (tmp_path / "result.json").write_text(json.dumps(data))
+    done = RUNNER.invoke(bench, ["compare", str(folder), str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.exception
+    assert {"TTFT p50"} <= {one["figure"] for one in json.loads(done.stdout)["ratios"]}
 
 
 def test_each_field_that_a_result_lacks_is_named(folder: Path, tmp_path: Path) -> None:
