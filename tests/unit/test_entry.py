@@ -135,7 +135,13 @@ def test_a_hang_up_that_the_caller_has_ignored_stays_ignored() -> None:
         text=True,
     )
     assert ignored.stdout == "alive\n", ignored.stderr
-    heard = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    heard = subprocess.run(
+        [sys.executable, "-c", code],
+        # These tests themselves may run under nohup.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        capture_output=True,
+        text=True,
+    )
     assert (heard.stdout, heard.returncode) == ("", 130)
 
 
