@@ -24,7 +24,7 @@ from loadtest.api import Api
 from loadtest.errors import BenchError, NoResult
 from loadtest.locked import Locks, differences, is_locked, read_locks
 from loadtest.metrics import Metrics, Slo, measure, timeline
-from loadtest.plain import mapping, parse, text_of
+from loadtest.plain import mapping, parse
 from loadtest.result import (
     AccountResult,
     EngineStatistics,
@@ -179,8 +179,11 @@ def load(path: Path) -> Result:
     """Reads a result: a run's folder or its `result.json`. Raises NoResult."""
     file = path / "result.json" if path.is_dir() else path
     fix = "name the folder of a run: deploy bench -c 1,16 makes one"
+    if file.exists() and not file.is_file():
+        # A pipe would be waited for.
+        raise NoResult(f"cannot read {file}", "it is no regular file", fix)
     try:
-        data = parse(text_of(file))
+        data = parse(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise NoResult(f"cannot read {file}", error.strerror or str(error), fix) from None
     except ValueError as error:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from deploy.validation import mistakes
 from loadtest.errors import BenchError, NoResult
 from loadtest.metrics import Metrics
-from loadtest.plain import mapping, parse, sequence, text_of
+from loadtest.plain import mapping, parse, sequence
 from loadtest.result import Environment, LevelResult, Result, Window
 from loadtest.stats import Distribution
 from loadtest.validity import Finding
@@ -39,7 +39,7 @@ def read(path: Path) -> Result:
     """Reads a result file of another tool (JSON, or JSONL with one run a line). Raises NoResult."""
     fix = f"name a file that {', '.join(TOOLS[:-1])} or {TOOLS[-1]} wrote"
     try:
-        text = text_of(path)
+        text = path.read_text(encoding="utf-8")
         try:
             documents = [mapping(parse(text))]
         except ValueError:

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, cast
-
-
-def text_of(file: Path) -> str:
-    """What a file holds. Raises OSError, also for a pipe, which would be waited for; ValueError for no UTF-8."""
-    if file.exists() and not file.is_file():
-        raise OSError(0, "it is no regular file", str(file))
-    return file.read_text(encoding="utf-8")
 
 
 def parse(text: str) -> Any:

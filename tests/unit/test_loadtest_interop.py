@@ -1,6 +1,8 @@
 """Results that the other tools wrote of `loadtest.testserver`: first token after 50 ms, then one in 25 ms."""
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,12 @@ def test_what_could_not_be_read_back_is_not_imported(
     (tmp_path / "odd.json").write_text(json.dumps(document))
     with pytest.raises(NoResult):
         read(tmp_path / "odd.json")
+
+
+def test_another_tools_output_may_come_through_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    text = (DATA / "aiperf-0.13.0.json").read_text()
+    with ThreadPoolExecutor() as pool:
+        pool.submit((tmp_path / "pipe").write_text, text)
+        piped, held = (read(file).levels[0].metrics for file in (tmp_path / "pipe", DATA / "aiperf-0.13.0.json"))
+    assert piped == held
