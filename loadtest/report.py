@@ -10,6 +10,7 @@ from typing import Any
 
 import jinja2
 
+from deploy.stack.state import write_all
 from loadtest.errors import BenchError
 from loadtest.metrics import time_per_output_token, timeline
 from loadtest.plain import mapping
@@ -267,10 +268,8 @@ def write(result: Result, folder: Path) -> tuple[Path, Path]:
     """Writes `report.md` and `report.html`; returns their paths. Raises BenchError."""
     paths = folder / "report.md", folder / "report.html"
     try:
-        # Both before either is written: what fails leaves the reports that are there.
         texts = markdown(result), html(result, figures(result, folder))
-        for path, text in zip(paths, texts, strict=True):
-            path.write_text(text, encoding="utf-8")
+        write_all({path: (text, 0o644) for path, text in zip(paths, texts, strict=True)})
     except OSError as error:
         raise BenchError(f"cannot write the report in {folder}", error.strerror or str(error), "") from None
     return paths

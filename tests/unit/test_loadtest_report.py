@@ -278,6 +278,17 @@ def test_what_is_exported_can_be_imported(folder: Path, tmp_path: Path, tool: in
     assert [finding.id for finding in back.levels[0].findings] == ["imported"]
 
 
+def test_a_report_that_cannot_be_written_leaves_the_one_before(folder: Path) -> None:
+    RUNNER.invoke(bench, ["report", str(folder)])
+    before = (folder / "report.md").read_text()
+    (folder / "report.html").unlink()
+    (folder / "report.html").mkdir()
+    data = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(data | {"label": "another"}))
+    assert RUNNER.invoke(bench, ["report", str(folder)]).exit_code == 1
+    assert (folder / "report.md").read_text() == before
+
+
 def test_an_import_does_not_overwrite(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "theirs.jsonl"
     file.write_text(interop.export(benchmark.load(folder), "sglang"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 
 import pytest
 from hypothesis import given
@@ -59,3 +60,7 @@ def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
         assert found.low is not None and found.high is not None
         hits += found.low <= 10 <= found.high
     assert abs(hits / 2000 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 2000)
+
+
+def test_a_ratio_that_no_float_holds_is_the_largest() -> None:
+    assert ratio([1e308], [1e-308])[0] == sys.float_info.max
